@@ -2,13 +2,14 @@ package registry
 
 import (
 	"fmt"
+	"iter"
 	"slices"
 )
 
-// LateCall is a call that a node has begun as the executor and that may still run at its plugin, although it has ended
-// at another node or was given up. The record counts while Node is in Executor.Former: until that node reports that the
-// call does not run any more, no other call is sent for the same volume or snapshot. A commit that removes Node from
-// there ends all its late calls. The late calls of the executor itself count once another node has taken over.
+// LateCall is a call that a former executor has begun and that may still run at its plugin, although the same call has
+// ended at another node or was given up. Until the former executor reports that the call does not run any more, no
+// other call is sent for the same volume or snapshot. The record counts only while Node is in Executor.Former, so a
+// commit that removes Node from there ends all its late calls.
 type LateCall struct {
 	Plugin PluginID `json:"plugin"`
 	For    string   `json:"for"` // the name of the volume or snapshot
@@ -62,10 +63,10 @@ func (v View) LateCalls(p PluginID, n NodeName) []LateCall {
 	return list[LateCall](v, BucketLateCalls, PathOf(p), func(path string) bool { return lateNode(path) == n })
 }
 
-// PastLateCalls lists the keys of late calls that cannot count any more.
+// PastLateCalls lists the keys of late calls that do not count any more.
 func (v View) PastLateCalls(e Executor) (keys []Key) {
 	for path := range v.Paths(BucketLateCalls, PathOf(e.Plugin)) {
-		if n := lateNode(path); n != e.Holder && !slices.Contains(e.Former, n) {
+		if !slices.Contains(e.Former, lateNode(path)) {
 			keys = append(keys, Key{BucketLateCalls, path})
 		}
 	}
@@ -75,32 +76,20 @@ func (v View) PastLateCalls(e Executor) (keys []Key) {
 // Blocks returns an error if a controller call for a volume has to wait for a call of a former executor.
 func (v View) Blocks(e Executor, next Intent) error {
 	what := next.Name.String()
-	other := func(l LateCall) bool { return l.RPC != next.RPC || l.Hash != next.Hash }
-	err := v.blockedBy(e, what, other, what, next.RPC)
-	if err != nil || !excludesSnapshot(next.RPC) || len(e.Former) == 0 {
-		return err
-	}
-	open, _ := v.Intent(next.Volume)
-	if open.RPC == next.RPC && open.Hash == next.Hash && len(open.Senders) > 0 {
-		return nil // a call that may run already can be repeated
-	}
-	// Read aside: calls of former executors began before this executor's term, so no new ones appear. One commit turns
-	// such a call into a late call, so the view has it in one form or the other.
-	aside := v.Aside()
-	for path := range aside.Paths(BucketLateCalls, PathOf(e.Plugin)) {
-		if p := partsOf(path); len(p) != 5 || RPC(p[3]) != CreateSnapshotRPC && RPC(p[3]) != CreateGroupSnapshotRPC {
-			continue
-		}
-		late, _ := one[LateCall](aside, Key{BucketLateCalls, path})
-		if late.Snapshot != nil && slices.Contains(late.Snapshot.VolumeKeys(), next.Volume) &&
-			slices.Contains(e.Former, late.Node) {
-			return mayRun(what, next.RPC, late.Node, late.RPC)
+	for l := range v.counting(e) {
+		same := l.RPC == next.RPC && l.Hash == next.Hash
+		about := l.For == what || l.Volume != nil && l.Volume.VolumeKey() == next.Volume
+		if about && !same || excludesSnapshot(next.RPC) && l.takesSnapshotOf(next.Volume) {
+			return mayRun(what, next.RPC, l.Node, l.RPC)
 		}
 	}
-	for _, snap := range aside.SnapshotRecords() {
+	if len(e.Former) == 0 || !excludesSnapshot(next.RPC) {
+		return nil
+	}
+	for _, snap := range v.Aside().SnapshotRecords() {
 		if snap.State == SnapshotCreating && slices.Contains(snap.VolumeKeys(), next.Volume) {
-			if i := slices.IndexFunc(snap.Senders, e.former); i >= 0 {
-				return mayRun(what, next.RPC, snap.Senders[i], CreateSnapshotRPC)
+			if at, found := e.FormerAmong(snap.Senders); found {
+				return mayRun(what, next.RPC, at, CreateSnapshotRPC)
 			}
 		}
 	}
@@ -108,21 +97,24 @@ func (v View) Blocks(e Executor, next Intent) error {
 }
 
 // BlocksSnapshot is Blocks for a call for a snapshot. A call that takes the snapshot also waits for calls that change
-// its volumes, unless it may run already.
-func (v View) BlocksSnapshot(e Executor, what string, snap VolumeSnapshot, rpc RPC) error {
-	err := v.blockedBy(e, what, func(l LateCall) bool { return l.RPC != rpc }, what, rpc)
-	if err != nil || snap.State != SnapshotCreating || len(snap.Senders) > 0 || len(e.Former) == 0 {
-		return err
-	}
-	for _, m := range snap.Each() {
-		volume := VolumeName{snap.Namespace, m.Volume}.String()
-		other := func(l LateCall) bool { return excludesSnapshot(l.RPC) }
-		if err := v.blockedBy(e, volume, other, what, rpc); err != nil {
-			return err
+// its volumes.
+func (v View) BlocksSnapshot(e Executor, next LateCall) error {
+	volumes := next.Snapshot.VolumeKeys()
+	takes := next.Snapshot.State == SnapshotCreating
+	for l := range v.counting(e) {
+		changes := takes && excludesSnapshot(l.RPC) && l.Volume != nil &&
+			slices.Contains(volumes, l.Volume.VolumeKey())
+		if changes || l.For == next.For && !l.Same(next) {
+			return mayRun(next.For, next.RPC, l.Node, l.RPC)
 		}
-		if open, _ := v.Intent(VolumeKey{snap.Plugin, m.Source}); excludesSnapshot(open.RPC) {
-			if i := slices.IndexFunc(open.Senders, e.former); i >= 0 {
-				return mayRun(what, rpc, open.Senders[i], open.RPC)
+	}
+	if len(e.Former) == 0 || !takes {
+		return nil
+	}
+	for _, key := range volumes {
+		if open, _ := v.Intent(key); excludesSnapshot(open.RPC) {
+			if at, found := e.FormerAmong(open.Senders); found {
+				return mayRun(next.For, next.RPC, at, open.RPC)
 			}
 		}
 	}
@@ -133,21 +125,39 @@ func (v View) BlocksSnapshot(e Executor, what string, snap VolumeSnapshot, rpc R
 // may run meanwhile: snapshots are taken of volumes in use.
 func excludesSnapshot(rpc RPC) bool { return rpc.Alters() || rpc == DeleteVolumeRPC }
 
-// former reports whether n is a former holder, not the current one. Calls that it has begun may still run.
-func (e Executor) former(n NodeName) bool { return n != e.Holder && slices.Contains(e.Former, n) }
+func (l LateCall) takesSnapshotOf(volume VolumeKey) bool {
+	return (l.RPC == CreateSnapshotRPC || l.RPC == CreateGroupSnapshotRPC) && l.Snapshot != nil &&
+		slices.Contains(l.Snapshot.VolumeKeys(), volume)
+}
 
-// blockedBy returns an error if a late call for the volume or snapshot named late excludes the call rpc. The error
-// names the call's own volume or snapshot, what.
-func (v View) blockedBy(e Executor, late string, excludes func(LateCall) bool, what string, rpc RPC) error {
-	if len(e.Former) == 0 {
-		return nil
-	}
-	for _, l := range list[LateCall](v, BucketLateCalls, PathOf(e.Plugin, late), nil) {
-		if slices.Contains(e.Former, l.Node) && excludes(l) {
-			return mayRun(what, rpc, l.Node, l.RPC)
+// FormerAmong returns a former executor among the senders of a call, where it may still run.
+func (e Executor) FormerAmong(senders []NodeName) (n NodeName, found bool) {
+	for _, n := range senders {
+		if n != e.Holder && slices.Contains(e.Former, n) {
+			return n, true
 		}
 	}
-	return nil
+	return "", false
+}
+
+// counting returns the plugin's late calls that count. It reads them aside: calls of former executors began before this
+// executor's term, so none begins. One commit turns an open call into a late call, so the view has it in one form or
+// the other.
+func (v View) counting(e Executor) iter.Seq[LateCall] {
+	return func(yield func(LateCall) bool) {
+		if len(e.Former) == 0 {
+			return
+		}
+		aside := v.Aside()
+		for path := range aside.Paths(BucketLateCalls, PathOf(e.Plugin)) {
+			if !slices.Contains(e.Former, lateNode(path)) {
+				continue
+			}
+			if l, _ := one[LateCall](aside, Key{BucketLateCalls, path}); !yield(l) {
+				return
+			}
+		}
+	}
 }
 
 func mayRun(what string, rpc RPC, at NodeName, begun RPC) error {
@@ -163,41 +173,31 @@ func MayRunAt(n NodeName, rpc RPC) string {
 }
 
 // Ended returns the change to make when the holder's plugin has answered a call. It adds a LateCall for each former
-// executor among the call's senders. If the same call has ended before with another outcome, the change corrects its
-// LateCalls. The holder's own LateCalls for the volume do not matter any more.
+// executor among senders, the nodes where the call may run. If the same call has ended before with another outcome, the
+// change corrects its LateCalls.
 func (v View) Ended(call LateCall, senders []NodeName) Change {
 	e, _ := v.Executor(call.Plugin)
-	if len(senders) == 0 {
-		return Change{}
-	}
-	change := v.late(e, call, slices.DeleteFunc(slices.Clone(senders), func(n NodeName) bool { return !e.former(n) }))
-	if e.Holder == "" || slices.Contains(e.Former, e.Holder) {
-		return change
-	}
-	aside := v.Aside() // only this node, the holder, makes its calls
-	for path := range aside.Paths(BucketLateCalls, PathOf(call.Plugin)) {
-		if lateNode(path) != e.Holder {
-			continue
-		}
-		if own, _ := one[LateCall](aside, Key{BucketLateCalls, path}); own.For == call.For || own.isOf(call.Volume) {
-			change.Delete = append(change.Delete, own.Key())
-		}
-	}
-	return change
+	return v.late(e, call, senders, e.Holder)
 }
 
-// GivenUp returns the change to make when an open call is given up that may still run at the plugins of its senders. It
-// adds a LateCall for each former executor and for the holder.
-func (v View) GivenUp(call LateCall, senders []NodeName) Change {
+// GivenUp is Ended for an open call that node by gives up without an answer. If by is not the holder, and the call may
+// run at the holder, the holder becomes a former executor too, and may be the executor at the same time.
+func (v View) GivenUp(call LateCall, senders []NodeName, by NodeName) Change {
 	e, _ := v.Executor(call.Plugin)
-	return v.late(e, call, slices.DeleteFunc(slices.Clone(senders), func(n NodeName) bool {
-		return n != e.Holder && !e.former(n)
-	}))
+	if by == e.Holder {
+		return v.late(e, call, senders, by)
+	}
+	var change Change
+	if slices.Contains(senders, e.Holder) && !slices.Contains(e.Former, e.Holder) {
+		e.Former = append(slices.Clone(e.Former), e.Holder)
+		change.Put = append(change.Put, e)
+	}
+	return change.And(v.late(e, call, senders, ""))
 }
 
-// late returns the change that adds a LateCall for each of the nodes, and corrects Failed of the existing ones.
-func (v View) late(e Executor, call LateCall, at []NodeName) (change Change) {
-	if len(e.Former)+len(at) == 0 {
+// late returns the change that adds a LateCall for each former executor among senders but one.
+func (v View) late(e Executor, call LateCall, senders []NodeName, but NodeName) (change Change) {
+	if len(e.Former) == 0 || len(senders) == 0 {
 		return change
 	}
 	for _, late := range list[LateCall](v, BucketLateCalls, PathOf(call.Plugin, call.For), nil) {
@@ -206,15 +206,10 @@ func (v View) late(e Executor, call LateCall, at []NodeName) (change Change) {
 			change.Put = append(change.Put, late)
 		}
 	}
-	for _, n := range at {
-		if call.Node = n; v.Get(call.Key()) == nil {
+	for _, n := range senders {
+		if call.Node = n; n != but && slices.Contains(e.Former, n) && v.Get(call.Key()) == nil {
 			change.Put = append(change.Put, call)
 		}
 	}
 	return change
-}
-
-// isOf reports whether the call takes a snapshot of the volume.
-func (l LateCall) isOf(volume *Volume) bool {
-	return volume != nil && l.Snapshot != nil && slices.Contains(l.Snapshot.VolumeKeys(), volume.VolumeKey())
 }

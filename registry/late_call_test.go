@@ -1,7 +1,6 @@
 package registry_test
 
 import (
-	"errors"
 	"testing"
 	"time"
 
@@ -68,60 +67,42 @@ func TestEndedCallIsLateAtFormerExecutors(t *testing.T) {
 	}
 }
 
-// TestCallThatIsGivenUpCountsAfterATakeover gives up a call of the holder. The holder itself may send other calls, as a
-// single node may. Another node may not once it has taken over, unless the holder's plugin has answered a call for the
-// volume since.
-func TestCallThatIsGivenUpCountsAfterATakeover(t *testing.T) {
-	s := registrytest.NewLog(time.Now)
-	executor := registry.Executor{Plugin: "p", Holder: "a"}
+// TestCallOfTheHolderIsGivenUp gives up a call of the holder. If another node does that, the holder becomes a former
+// executor too, and other calls wait until it has settled the call. If the holder does it, they do not.
+func TestCallOfTheHolderIsGivenUp(t *testing.T) {
 	volume := registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: "data", Plugin: "p",
 		External: "vol"}}
-	name := volume.VolumeName()
-	attach := registry.LateCall{Plugin: "p", For: name.String(), RPC: registry.ControllerPublishRPC, Volume: &volume}
 	snap := registry.VolumeSnapshot{Plugin: "p", Source: "vol", State: registry.SnapshotCreating}
 	snap.Namespace, snap.ID, snap.Volume = "default", "s1", "data"
-	snapshot := registry.LateCall{Plugin: "p", For: "snapshot s1", RPC: registry.CreateSnapshotRPC, Snapshot: &snap}
-	registrytest.Put(t, s, executor)
-	commit := func(decide func(registry.View) registry.Change) {
-		t.Helper()
-		if _, err := s.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
-			return decide(v), nil
-		}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, given := range []registry.LateCall{attach, snapshot} {
-		commit(func(v registry.View) registry.Change { return v.GivenUp(given, []registry.NodeName{"a", "other"}) })
-		commit(func(v registry.View) registry.Change {
-			next := registry.Intent{Volume: volume.VolumeKey(), Name: name, RPC: registry.ControllerExpandRPC}
-			if err := v.Blocks(executor, next); err != nil {
-				t.Errorf("at the holder, after %s: %v", given.RPC, err)
+	next := registry.Intent{Volume: volume.VolumeKey(), Name: volume.VolumeName(), RPC: registry.ControllerExpandRPC}
+	renamed := next
+	renamed.Name.ID = "data2"
+	for _, given := range []registry.LateCall{
+		{Plugin: "p", For: "data", RPC: registry.ControllerPublishRPC, Volume: &volume},
+		{Plugin: "p", For: "snapshot s1", RPC: registry.CreateSnapshotRPC, Snapshot: &snap},
+	} {
+		for _, by := range []registry.NodeName{"a", "b"} {
+			s := registrytest.NewLog(time.Now)
+			registrytest.Put(t, s, registry.Executor{Plugin: "p", Holder: "a"})
+			if _, err := registry.Ensure(t.Context(), s, func(v registry.View) (registry.Change, error) {
+				return v.GivenUp(given, []registry.NodeName{"a", "settled"}, by), nil
+			}); err != nil {
+				t.Fatal(err)
 			}
-			late := v.LateCalls("p", "a")
-			if len(late) != 1 || !late[0].Same(given) || len(v.LateCalls("p", "other")) > 0 {
-				t.Errorf("late calls %+v", late)
+			if err := s.View(t.Context(), func(v registry.View) error {
+				e, _ := v.Executor("p")
+				waits := v.Blocks(e, next) != nil && v.Blocks(e, renamed) != nil
+				taken := e.Taken("b", 1, time.Now())
+				if waits != (by == "b") || (v.Blocks(taken, next) != nil) != waits || e.Holder != "a" {
+					t.Errorf("%s is given up by %s: another call waits: %t; %+v", given.RPC, by, waits, e)
+				}
+				if err := v.Blocks(e.Settled("a"), next); err != nil || len(v.LateCalls("p", "settled")) > 0 {
+					t.Errorf("settled calls of %s: %v", given.RPC, err)
+				}
+				return nil
+			}); err != nil {
+				t.Error(err)
 			}
-			if keys := v.PastLateCalls(executor); len(keys) > 0 {
-				t.Errorf("%v do not count while the node is the holder", keys)
-			}
-			taken := executor.Taken("b", 1, time.Now())
-			if err := v.Blocks(taken, next); !errors.Is(err, registry.ErrUnavailable) {
-				t.Errorf("at the next executor, after %s: %v", given.RPC, err)
-			}
-			if keys := v.PastLateCalls(taken.Left("a", time.Now())); len(keys) != 1 {
-				t.Errorf("%v do not count once the node was lost", keys)
-			}
-			ended := registry.LateCall{Plugin: "p", For: name.String(), RPC: registry.ControllerExpandRPC,
-				Volume: &volume}
-			return v.Ended(ended, []registry.NodeName{"a"})
-		})
-		if err := s.View(t.Context(), func(v registry.View) error {
-			if late := v.LateCalls("p", "a"); len(late) > 0 {
-				t.Errorf("late calls %+v after an answer", late)
-			}
-			return nil
-		}); err != nil {
-			t.Error(err)
 		}
 	}
 }

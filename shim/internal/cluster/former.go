@@ -228,5 +228,8 @@ func (e *Executors) instances(plugin registry.PluginID) []registry.Instance {
 	})
 }
 
+// OneInstance implements intent.Executors.
+func (e *Executors) OneInstance(plugin registry.PluginID) bool { return len(e.instances(plugin)) == 1 }
+
 // gone reports whether no controller of the plugin runs on this node.
 func (e *Executors) gone(plugin registry.PluginID) bool { return len(e.instances(plugin)) == 0 }

@@ -298,7 +298,7 @@ func TestCallIsGivenUpWhileItsExecutorIsSuspect(t *testing.T) {
 		}
 		if _, err := b.testNode.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
 			change := registry.Change{Delete: []registry.Key{open.Key()}}
-			return change.And(v.GivenUp(v.LateCallOf(open), open.Senders)), nil
+			return change.And(v.GivenUp(v.LateCallOf(open), open.Senders, "b")), nil
 		}); err != nil {
 			t.Fatal(err)
 		}

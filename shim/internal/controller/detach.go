@@ -117,7 +117,7 @@ func (m *Controller) abandon(ctx context.Context, k registry.AttachmentKey, f re
 			if open.RPC == registry.ControllerPublishRPC {
 				late.Attachment = nil // if repeated, the call would make an attachment without a record
 			}
-			change = change.And(view.GivenUp(late, open.Senders))
+			change = change.And(view.GivenUp(late, open.Senders, m.Sender.Node))
 		}
 		change.Events = []registry.Event{m.abandoned(at, fmt.Sprintf("by %s: %s", f.By, why))}
 		return change, nil

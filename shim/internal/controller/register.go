@@ -220,7 +220,7 @@ func (m *Controller) deregister(ctx context.Context, name registry.VolumeName, l
 			change.Delete = append(change.Delete, open.Key())
 			late := view.LateCallOf(open)
 			late.Failed = true
-			change = change.And(view.GivenUp(late, open.Senders))
+			change = change.And(view.GivenUp(late, open.Senders, m.Sender.Node))
 		}
 		return change.And(m.rememberChange(view, v)), nil
 	})

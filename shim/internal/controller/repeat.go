@@ -8,7 +8,7 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Begun returns the open calls for volumes and snapshots of a plugin that a node has begun as its executor.
+// Begun returns the open calls for volumes and snapshots of a plugin that may run at a node.
 func Begun(view registry.View, plugin registry.PluginID, node registry.NodeName) (list []registry.LateCall) {
 	for _, open := range view.Intents() {
 		if open.Volume.Plugin == plugin && slices.Contains(open.Senders, node) {
@@ -30,8 +30,9 @@ func withNode(node registry.NodeName, late registry.LateCall) registry.LateCall 
 }
 
 func lateSnapshot(snap registry.VolumeSnapshot) registry.LateCall {
-	return registry.LateCall{Plugin: snap.Plugin, For: nameOf(snap.SnapshotSpec).String(), RPC: changingRPC(snap),
-		Snapshot: &snap}
+	rpc := changingRPC(snap)
+	return registry.LateCall{Plugin: snap.Plugin, For: nameOf(snap.SnapshotSpec).String(), RPC: rpc,
+		Hash: intent.Hash(rpc, snap.Name, snap.VolumeKeys()), Snapshot: &snap}
 }
 
 // Repeat repeats, at an instance of the plugin on this node, a call that this node has begun as a former executor. It

@@ -62,6 +62,7 @@ func TestOnlyAnAnswerEndsALateCall(t *testing.T) {
 			{failed("FAILED_PRECONDITION"), true},
 			{failed("UNAVAILABLE"), false}, // not sent
 			{failed("PERMISSION_DENIED"), false},
+			{uncertain("INTERNAL", false), true},
 			{uncertain("ABORTED", false), false},
 		} {
 			d := open(t, of(registry.CreateDelete), updatedSince())
@@ -122,6 +123,8 @@ func (asRecorded) Check(v registry.View, by registry.ExecutorKey) (registry.Exec
 	executor, _ := v.Executor(by.Plugin)
 	return executor, nil
 }
+
+func (asRecorded) OneInstance(registry.PluginID) bool { return true }
 
 func (asRecorded) Sending(context.Context, registry.ExecutorKey) (done func(), err error) {
 	return func() {}, nil
@@ -227,7 +230,8 @@ func TestSnapshotAndChangesOfItsVolumeExcludeEachOther(t *testing.T) {
 	taking := withNode("n1", lateSnapshot(snap))
 	expansion := registry.Intent{Volume: key, Name: name, RPC: registry.ControllerExpandRPC, Code: "INTERNAL",
 		Outcome: registry.OutcomeUncertain, Senders: []registry.NodeName{"n1"}}
-	expanding := registry.LateCall{Plugin: key.Plugin, For: name.String(), Node: "n1", RPC: expansion.RPC}
+	v := ready()
+	expanding := registry.LateCall{Plugin: key.Plugin, For: name.String(), Node: "n1", RPC: expansion.RPC, Volume: &v}
 	caps := of(registry.CreateDelete, registry.CreateSnapshot, registry.ControllerExpand, registry.ExpandsOffline,
 		registry.AttachDetach)
 	for what, begun := range map[string]registry.Record{"a late snapshot": taking, "an open snapshot": snap,
@@ -257,57 +261,35 @@ func TestSnapshotAndChangesOfItsVolumeExcludeEachOther(t *testing.T) {
 	}
 }
 
-// TestBegunSnapshotAndExpansionAreBothRepeated has a former executor begin both. Neither waits for the other.
-func TestBegunSnapshotAndExpansionAreBothRepeated(t *testing.T) {
-	snap := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, Source: key.External,
-		State: registry.SnapshotCreating, Senders: []registry.NodeName{"n1"}}
-	expansion := registry.Intent{Volume: key, Name: name, RPC: registry.ControllerExpandRPC, Hash: "h",
-		Senders: []registry.NodeName{"n1"}}
-	d := open(t, of(), ready(), snap, expansion, takenOver)
-	if err := d.log.View(t.Context(), func(v registry.View) error {
-		another := expansion
-		another.Hash = "another"
-		if err := v.Blocks(takenOver, another); !errors.Is(err, registry.ErrUnavailable) {
-			t.Errorf("another expansion: %v", err)
-		}
-		return errors.Join(v.Blocks(takenOver, expansion),
-			v.BlocksSnapshot(takenOver, "the snapshot", snap, registry.CreateSnapshotRPC))
-	}); err != nil {
-		t.Error(err)
-	}
-}
-
 // TestAnsweredCallWaitsForTheOneThatMayRun has a former executor begin a snapshot and an expansion, of which its plugin
 // has answered one with an error. The next executor repeats the other one, and waits for its end before it repeats the
-// answered one.
+// answered one. If none was answered, both wait.
 func TestAnsweredCallWaitsForTheOneThatMayRun(t *testing.T) {
 	snap := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, Source: key.External,
 		State: registry.SnapshotCreating}
 	snap.Name = "s1"
 	expansion := registry.Intent{Volume: key, Name: name, RPC: registry.ControllerExpandRPC, Hash: "h"}
-	d := open(t, of(), ready(), snap, expansion, takenOver)
-	for _, answered := range []registry.RPC{expansion.RPC, registry.CreateSnapshotRPC} {
-		snap, expansion := snap, expansion
-		if answered == expansion.RPC {
-			snap.Senders = []registry.NodeName{"n1"}
-		} else {
-			expansion.Senders = []registry.NodeName{"n1"}
-		}
-		d.put(snap, expansion)
+	n1 := []registry.NodeName{"n1"}
+	for what, test := range map[string]struct{ snapshot, expansion []registry.NodeName }{
+		"the expansion was answered": {n1, nil}, "the snapshot was answered": {nil, n1}, "none was answered": {n1, n1},
+	} {
+		snap.Senders, expansion.Senders = test.snapshot, test.expansion
+		d := open(t, of(), ready(), snap, expansion, takenOver)
 		if err := d.log.View(t.Context(), func(v registry.View) error {
 			expand := v.Blocks(takenOver, expansion)
-			take := v.BlocksSnapshot(takenOver, "the snapshot", snap, registry.CreateSnapshotRPC)
-			if (expand != nil) != (answered == expansion.RPC) || (take != nil) == (answered == expansion.RPC) {
-				t.Errorf("%s was answered: the expansion: %v; the snapshot: %v", answered, expand, take)
+			take := v.BlocksSnapshot(takenOver, lateSnapshot(snap))
+			if (expand != nil) != (test.snapshot != nil) || (take != nil) != (test.expansion != nil) {
+				t.Errorf("%s: the expansion: %v; the snapshot: %v", what, expand, take)
 			}
-			return nil
+			return errors.Join(v.Blocks(takenOver.Settled("n1"), expansion),
+				v.BlocksSnapshot(takenOver.Settled("n1"), lateSnapshot(snap)))
 		}); err != nil {
 			t.Error(err)
 		}
 	}
 }
 
-// observed is asRecorded that reports each call before it is sent.
+// observed is asRecorded that calls a function before each call is sent.
 type observed struct {
 	asRecorded
 	sending func()
@@ -371,6 +353,55 @@ func TestSendersAreTheNodesWhereACallMayRun(t *testing.T) {
 			d.put(deleting, deletion)
 			try("a deletion", func(ctx context.Context) error { return d.desk.Controller.Delete(ctx, call, name) })
 		})
+	}
+}
+
+// TestExecutorThatWasInterruptedChecksBeforeItSends has another node take over and begin a call between a node's
+// decision to send a call and the call. The node is the executor again then.
+func TestExecutorThatWasInterruptedChecksBeforeItSends(t *testing.T) {
+	v := ready()
+	late := registry.LateCall{Plugin: key.Plugin, For: name.String(), Node: "n1", RPC: registry.ControllerExpandRPC,
+		Volume: &v}
+	d := openSnapshots(t, of(registry.CreateDelete, registry.CreateSnapshot), answer(snapReady))
+	former := takenOver
+	former.Former = nil
+	d.put(former)
+	d.desk.Controller.Executors = observed{sending: func() { d.put(late, takenOver) }}
+	d.desk.Controller.Sender.Node = "n2"
+	check := func(what string, do func(context.Context) error) {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		if err := do(ctx); err == nil || !strings.Contains(err.Error(), "node n1 has begun") {
+			t.Errorf("%s: %v", what, err)
+		}
+		d.desk.expect()
+		d.wantJournal()
+	}
+	check("the deletion", func(ctx context.Context) error { return d.desk.Controller.Delete(ctx, call, name) })
+	d.put(former, ready())
+	check("the snapshot", func(ctx context.Context) error {
+		_, err := d.Snapshots.Create(ctx, call, snapSpec)
+		return err
+	})
+}
+
+// TestDeletionWaitsForASnapshotThatIsTaken deletes a snapshot that a former executor's plugin may still take.
+func TestDeletionWaitsForASnapshotThatIsTaken(t *testing.T) {
+	snap := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, Source: key.External,
+		State: registry.SnapshotProcessing, External: "snap-1", Senders: []registry.NodeName{"n1"}}
+	snap.Name = "s1"
+	for _, executor := range []registry.Executor{takenOver, takenOver.Settled("n1")} {
+		d := openSnapshots(t, of(registry.CreateDelete, registry.CreateSnapshot), snapshotAnswer{})
+		d.put(snap, executor)
+		d.desk.Controller.Executors = asRecorded{}
+		err := d.Snapshots.Delete(t.Context(), call, snapName)
+		if waits := len(executor.Former) > 0; waits != errors.Is(err, registry.ErrUnavailable) {
+			t.Errorf("waits: %t: %v", waits, err)
+		} else if waits {
+			d.wantJournal()
+		} else {
+			d.wantJournal("DeleteSnapshot snap-1")
+		}
 	}
 }
 

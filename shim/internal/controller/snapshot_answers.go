@@ -182,14 +182,13 @@ func (s *Snapshots) taken(
 	if failure == nil {
 		return s.store(ctx, snap, next, s.progress(snap, next), nil)
 	}
-	next = s.withFailure(next, rpc, failure)
+	next.Failure = registry.Failure{RPC: rpc, Code: failure.Code, Detail: failure.Detail, Since: s.volumes.Now()}
 	detail := failure.Code + ": " + failure.Detail
 	switch {
 	case remains(rpc, snap, failure):
 		return s.store(ctx, snap, next, nil, failure)
 	case w.isFresh(snap) && failure.Code != "OK": // no other call may have taken the snapshot
-		return nil, errors.Join(failure, s.commit(ctx, snap, registry.Change{Delete: []registry.Key{snap.Key()},
-			Events: []registry.Event{s.event(registry.EventSnapshotFailed, snap, detail)}}))
+		return nil, errors.Join(failure, s.remove(ctx, snap, s.event(registry.EventSnapshotFailed, snap, detail)))
 	}
 	next.State = registry.SnapshotFailed
 	return s.store(ctx, snap, next, []registry.Event{s.event(registry.EventSnapshotFailed, next, detail)}, failure)
@@ -228,10 +227,10 @@ func (s *Snapshots) deleted(
 	ctx context.Context, w work, snap registry.VolumeSnapshot, rpc registry.RPC, failure *registry.CallError,
 ) (*registry.VolumeSnapshot, error) {
 	if failure == nil || failure.Code == "NOT_FOUND" {
-		return nil, s.commit(ctx, snap, registry.Change{Delete: []registry.Key{snap.Key()},
-			Events: []registry.Event{s.event(registry.EventSnapshotDeleted, snap, "")}})
+		return nil, s.remove(ctx, snap, s.event(registry.EventSnapshotDeleted, snap, ""))
 	}
-	next := s.withFailure(snap, rpc, failure)
+	next := snap
+	next.Failure = registry.Failure{RPC: rpc, Code: failure.Code, Detail: failure.Detail, Since: s.volumes.Now()}
 	// If an earlier call has no certain outcome, only FAILED_PRECONDITION shows that the snapshot still exists.
 	if failure.Outcome != registry.OutcomeFailed || !w.isFresh(snap) && failure.Code != "FAILED_PRECONDITION" {
 		return s.store(ctx, snap, next, nil, failure)
@@ -241,47 +240,52 @@ func (s *Snapshots) deleted(
 		[]registry.Event{s.event(registry.EventSnapshotKept, next, failure.Code+": "+failure.Detail)}, failure)
 }
 
-// withFailure returns the record after an answer of this node's plugin.
-func (s *Snapshots) withFailure(
-	snap registry.VolumeSnapshot, rpc registry.RPC, failure *registry.CallError,
-) registry.VolumeSnapshot {
-	snap.Failure = registry.Failure{RPC: rpc, Code: failure.Code, Detail: failure.Detail, Since: s.volumes.Now()}
-	if intent.Ends(failure) {
-		snap.Senders = intent.WithoutSender(snap.Senders, s.volumes.Sender.Node)
-	}
-	return snap
-}
-
 // store commits the next record, unless it only repeats the last failure. It returns the failure of the call, if any.
 func (s *Snapshots) store(
 	ctx context.Context, was, next registry.VolumeSnapshot, events []registry.Event, failure *registry.CallError,
 ) (*registry.VolumeSnapshot, error) {
 	var err error
+	ended := false // at this node's plugin
 	if failure != nil {
 		err = failure
+		ended = intent.Ends(failure) && slices.Contains(next.Senders, s.volumes.Sender.Node) &&
+			s.volumes.Executors.OneInstance(next.Plugin)
 	}
 	same := next.State == was.State && next.External == was.External && slices.Equal(next.Members, was.Members) &&
-		slices.Equal(next.Senders, was.Senders) &&
 		next.Failure.RPC == was.Failure.RPC && next.Failure.Code == was.Failure.Code
-	if same && len(events) == 0 {
+	if same && !ended && len(events) == 0 {
 		return &next, err
 	}
-	return &next, errors.Join(err, s.commit(ctx, was, registry.Change{Put: []registry.Record{next}, Events: events}))
+	return &next, errors.Join(err, s.commit(ctx, was, func(now registry.VolumeSnapshot) registry.Change {
+		if next.Senders = now.Senders; ended {
+			next.Senders = intent.WithoutSender(now.Senders, s.volumes.Sender.Node)
+		}
+		return registry.Change{Put: []registry.Record{next}, Events: events}
+	}))
 }
 
-// commit stores an outcome, even if ctx has ended. If the record is gone, it stores nothing.
-func (s *Snapshots) commit(ctx context.Context, was registry.VolumeSnapshot, change registry.Change) error {
+// remove deletes the record, with an event.
+func (s *Snapshots) remove(ctx context.Context, snap registry.VolumeSnapshot, event registry.Event) error {
+	return s.commit(ctx, snap, func(registry.VolumeSnapshot) registry.Change {
+		return registry.Change{Delete: []registry.Key{snap.Key()}, Events: []registry.Event{event}}
+	})
+}
+
+// commit stores an outcome, even if ctx has ended. If the record is gone or in another state, it stores nothing.
+func (s *Snapshots) commit(
+	ctx context.Context, was registry.VolumeSnapshot, change func(now registry.VolumeSnapshot) registry.Change,
+) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), intent.Grace)
 	defer cancel()
 	_, err := s.volumes.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		now, found := view.Get(was.Key()).(registry.VolumeSnapshot)
-		if !found || now.CreateIndex != was.CreateIndex {
+		if !found || now.CreateIndex != was.CreateIndex || now.State != was.State {
 			return registry.Change{}, nil
 		}
 		if err := s.volumes.executes(view, was.ExecutedBy()); err != nil {
 			return registry.Change{}, err // the new executor repeats the call
 		}
-		return s.ended(view, now, change), nil
+		return s.ended(view, now, change(now)), nil
 	})
 	if err != nil {
 		err = fmt.Errorf("store the outcome: %w", err)

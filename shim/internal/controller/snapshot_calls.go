@@ -54,8 +54,8 @@ var readyBackoff = intent.Backoff{First: 200 * time.Millisecond, Max: 30 * time.
 // errElsewhere means that another node makes the calls for a snapshot.
 var errElsewhere = errors.New("another node makes its calls")
 
-// senders returns the nodes that may have begun the call for the current state of the snapshot. It includes this node,
-// which is about to begin the call. ErrUnavailable: a former executor may still send another call for the snapshot.
+// senders returns the nodes where the call for the current state of the snapshot may run. It includes this node, which
+// is about to send the call. ErrUnavailable: a former executor may still send another call for the snapshot.
 // nil: there is no cluster.
 func (s *Snapshots) senders(view registry.View, snap registry.VolumeSnapshot) ([]registry.NodeName, error) {
 	if s.volumes.Executors == nil {
@@ -65,7 +65,7 @@ func (s *Snapshots) senders(view registry.View, snap registry.VolumeSnapshot) ([
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errElsewhere, err)
 	}
-	if err := view.BlocksSnapshot(executor, nameOf(snap.SnapshotSpec).String(), snap, changingRPC(snap)); err != nil {
+	if err := view.BlocksSnapshot(executor, lateSnapshot(snap)); err != nil {
 		return nil, err
 	}
 	return intent.WithSender(snap.Senders, executor.Holder), nil
@@ -97,6 +97,22 @@ func (s *Snapshots) sending(ctx context.Context, snap registry.VolumeSnapshot) (
 		return change, err
 	})
 	return snap, err
+}
+
+// checkSend returns an error if the call for the snapshot must not be sent. While this node was not the executor,
+// another node may have begun a call for it or its volumes.
+func (s *Snapshots) checkSend(ctx context.Context, snap registry.VolumeSnapshot) error {
+	if s.volumes.Executors == nil {
+		return nil
+	}
+	return s.volumes.State.View(ctx, func(view registry.View) error {
+		now, found := view.Get(snap.Key()).(registry.VolumeSnapshot)
+		if !found || now.CreateIndex != snap.CreateIndex || now.State != snap.State {
+			return registry.Errorf(registry.ErrConflict, "%s has changed meanwhile", nameOf(snap.SnapshotSpec))
+		}
+		_, err := s.senders(view, now)
+		return err
+	})
 }
 
 // ended adds to the change which former executors may still send the call, if its outcome is certain. It is certain if
@@ -304,6 +320,9 @@ func (s *Snapshots) call(
 		return &snap, false, err
 	}
 	err = s.volumes.Once(ctx, w.op, snap.ExecutedBy(), deadline, func(ctx context.Context) (err error) {
+		if err := s.checkSend(ctx, snap); err != nil {
+			return err
+		}
 		accept, err = s.send(ctx, rpc, snap, inst.InstanceKey, secrets)
 		return err
 	})

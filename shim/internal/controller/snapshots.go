@@ -298,7 +298,7 @@ func withoutExternalID(err error) error {
 // before, or the snapshot is gone.
 func (s *Snapshots) beginDeletion(ctx context.Context, w work) (fresh registry.Seq, err error) {
 	isNew := false
-	at, err := registry.Ensure(ctx, s.volumes.State, func(view registry.View) (registry.Change, error) {
+	at, err := registry.Ensure(ctx, s.volumes.State, func(view registry.View) (_ registry.Change, err error) {
 		isNew = false
 		snap, found := w.find(view)
 		switch {
@@ -318,14 +318,16 @@ func (s *Snapshots) beginDeletion(ctx context.Context, w work) (fresh registry.S
 					v.VolumeName(), v.State)
 			}
 		}
+		executor, _ := view.Executor(snap.Plugin)
+		if at, found := executor.FormerAmong(snap.Senders); found && snap.State.Unfinished() {
+			return registry.Change{}, registry.Errorf(registry.ErrUnavailable, "%s",
+				registry.MayRunAt(at, changingRPC(snap)))
+		}
 		isNew = true
 		snap.Before, snap.State = snap.State, registry.SnapshotDeleting
 		snap.Senders = nil
-		var err error
-		if snap.Senders, err = s.senders(view, snap); err != nil {
-			return registry.Change{}, err
-		}
-		return registry.Change{Put: []registry.Record{snap}}, nil
+		snap.Senders, err = s.senders(view, snap)
+		return registry.Change{Put: []registry.Record{snap}}, err
 	})
 	if err != nil || !isNew {
 		return 0, err
@@ -377,7 +379,7 @@ func (s *Snapshots) deregister(ctx context.Context, name snapshotName) error {
 		}
 		late := lateSnapshot(snap)
 		late.Failed = true
-		return change.And(view.GivenUp(late, snap.Senders)), nil
+		return change.And(view.GivenUp(late, snap.Senders, s.volumes.Sender.Node)), nil
 	})
 	return err
 }

@@ -27,6 +27,8 @@ func (o otherNode) Sending(context.Context, registry.ExecutorKey) (func(), error
 	return func() {}, err
 }
 
+func (otherNode) OneInstance(registry.PluginID) bool { return true }
+
 func (otherNode) Repeating(context.Context, registry.PluginID, registry.LateCall) error { return nil }
 
 // TestOnlyTheExecutorPassesControllerCalls calls the endpoint of a node that is not the executor. The endpoint passes

@@ -39,11 +39,9 @@ func LegalFor(executor registry.Executor, open, next registry.Intent) error {
 	if repeats(open, next) {
 		return nil
 	}
-	for _, sender := range open.Senders {
-		if sender != executor.Holder && slices.Contains(executor.Former, sender) {
-			return registry.Errorf(registry.ErrUnavailable, "%s of %s cannot be sent now: %s", next.RPC, next.Name,
-				registry.MayRunAt(sender, open.RPC))
-		}
+	if at, found := executor.FormerAmong(open.Senders); found {
+		return registry.Errorf(registry.ErrUnavailable, "%s of %s cannot be sent now: %s", next.RPC, next.Name,
+			registry.MayRunAt(at, open.RPC))
 	}
 	return Legal(open, next)
 }

@@ -1,7 +1,6 @@
 package intent
 
 import (
-	"cmp"
 	"context"
 
 	"holdfast/registry"
@@ -50,19 +49,35 @@ func (d *delivery) ended(view registry.View, failed bool) registry.Change {
 	return view.Ended(late, open.Senders)
 }
 
-// storeTry stores what the next try changes in the intent. If the last answer has ended the call here, the next try
-// begins it again, so it may have to wait for a call of a former executor.
-func (d *delivery) storeTry(ctx context.Context, next registry.Intent) error {
-	var blocked error
-	err := d.store(ctx, func(view registry.View) (change registry.Change) {
-		executor, _ := d.executor(view) // store has checked that it is this node
-		if blocked = view.Blocks(executor, next); blocked == nil {
-			change.Put = []registry.Record{next}
-		}
-		return change
+// storeTry stores the task and the sender of the next try.
+func (d *delivery) storeTry(ctx context.Context, at registry.TaskKey) error {
+	next := d.Intent
+	next.At = at
+	err := d.store(ctx, func(view registry.View) registry.Change {
+		open, _ := d.OpenCall(view, d.Intent) // another node may have sent it since
+		next.Senders = WithSender(open.Senders, d.sender)
+		return registry.Change{Put: []registry.Record{next}}
 	})
-	if err == nil && blocked == nil {
+	if err == nil {
 		d.Intent = next
 	}
-	return cmp.Or(err, blocked)
+	return err
+}
+
+// checkSend returns an error if the call must not be sent. While this node was not the executor, another node may have
+// begun a call for the volume.
+func (d *delivery) checkSend(ctx context.Context) error {
+	if d.sender == "" {
+		return nil
+	}
+	return d.State.View(ctx, func(view registry.View) error {
+		if !d.owns(view) {
+			return d.forgotten()
+		}
+		executor, err := d.executor(view)
+		if err != nil {
+			return err
+		}
+		return view.Blocks(executor, d.Intent)
+	})
 }

@@ -1,6 +1,7 @@
 package intent
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"math"
@@ -273,4 +274,16 @@ func (b Backoff) Delay(try uint64, random float64) time.Duration {
 		full = b.First << (try - 1)
 	}
 	return full - time.Duration(random*float64(full)/2)
+}
+
+// Sleep waits for d or until ctx ends. It reports whether it waited for d.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }

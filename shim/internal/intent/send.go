@@ -66,6 +66,8 @@ type Executors interface {
 	// Sending is called directly before a call is sent, and done after the call. It returns an ErrUnavailable if
 	// another node may be the executor now.
 	Sending(context.Context, registry.ExecutorKey) (done func(), err error)
+	// OneInstance reports whether this node has one controller instance of the plugin, whose answer ends a call here.
+	OneInstance(registry.PluginID) bool
 	// Repeating is called directly before this node repeats a call as a former executor. It returns an error if the
 	// call must not be sent any more.
 	Repeating(context.Context, registry.PluginID, registry.LateCall) error
@@ -322,22 +324,24 @@ func (d *delivery) try(ctx context.Context) *registry.CallError {
 }
 
 // send sends the call to the selected task.
-func (d *delivery) send(ctx context.Context) error {
-	next := d.Intent
-	next.Senders = WithSender(next.Senders, d.sender)
+func (d *delivery) send(ctx context.Context) (err error) {
+	at := d.Intent.At
 	if d.Select != nil {
-		at, err := d.Select(ctx)
-		if err != nil {
-			return err
-		}
-		next.At = at
-	}
-	if next.At != d.Intent.At || len(next.Senders) > len(d.Intent.Senders) {
-		if err := d.storeTry(ctx, next); err != nil {
+		if at, err = d.Select(ctx); err != nil {
 			return err
 		}
 	}
-	return d.executed(ctx, d.by, d.Do)
+	if at != d.Intent.At || len(WithSender(d.Intent.Senders, d.sender)) > len(d.Intent.Senders) {
+		if err := d.storeTry(ctx, at); err != nil {
+			return err
+		}
+	}
+	return d.executed(ctx, d.by, func(ctx context.Context) error {
+		if err := d.checkSend(ctx); err != nil {
+			return err
+		}
+		return d.Do(ctx)
+	})
 }
 
 // retryDivisor divides the time that a call has run at a plugin. The quotient is the wait before the call is repeated,
@@ -435,12 +439,12 @@ func (e advised) Unwrap() error { return e.CallError }
 func (d *delivery) keepOpen(ctx context.Context, err *registry.CallError, next time.Time) error {
 	events := d.failure(err)
 	d.Intent.Outcome, d.Intent.Code, d.Intent.Detail, d.Intent.Next = err.Outcome, err.Code, err.Detail, next
-	if Ends(err) {
-		d.Intent.Senders = WithoutSender(d.Intent.Senders, d.sender)
-	}
-	intent := d.Intent
-	return d.store(ctx, func(registry.View) registry.Change {
-		return registry.Change{Put: []registry.Record{intent}, Events: events}
+	return d.store(ctx, func(view registry.View) registry.Change {
+		open, _ := d.OpenCall(view, d.Intent)
+		if d.Intent.Senders = open.Senders; d.sender != "" && Ends(err) && d.Executors.OneInstance(d.by.Plugin) {
+			d.Intent.Senders = WithoutSender(open.Senders, d.sender)
+		}
+		return registry.Change{Put: []registry.Record{d.Intent}, Events: events}
 	})
 }
 
@@ -485,16 +489,4 @@ func (d *delivery) store(
 		return fmt.Errorf("store the outcome of %s of %s: %w", d.Intent.RPC, d.Intent.Name, err)
 	}
 	return err
-}
-
-// Sleep waits for d or until ctx ends. It reports whether it waited for d.
-func Sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
