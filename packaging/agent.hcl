@@ -53,7 +53,7 @@
 # plugin that creates the volumes of docker run -v NAME:/DIR
 # volume_default_plugin = ""
 
-# size of these volumes, as in 1G
+# size of the volumes of docker run -v, as in 1G
 # volume_default_size = ""
 
 # serve volumes to Docker or Podman on this socket, as in /run/docker/plugins/holdfast.sock

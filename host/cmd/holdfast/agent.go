@@ -23,9 +23,9 @@ func newAgent(io streams, p *globalFlags) *cobra.Command {
 the next agent of this state directory adopts them. With --stop-tasks it first
 stops all tasks, users of volumes before plugins.
 
-The agent refuses to start if tasks are running and their records are lost:
-agent.db or, for tasks that use volumes, shim.db. --recover=adopt rebuilds the
-records and adopts the tasks. --recover=stop stops them and deletes their jobs.
+The agent refuses to start if tasks are running whose records are lost (agent.db,
+or shim.db for tasks that use volumes). --recover=adopt rebuilds the records and
+adopts the tasks. --recover=stop stops them and deletes their jobs.
 Mounts of lost records stay until holdfast doctor --repair removes them.
 
 The configuration file of --config has the flags as keys, with underscores:

@@ -12,7 +12,7 @@ import (
 )
 
 func newAlloc(io streams, p *globalFlags) *cobra.Command {
-	status := statusCommand(io, p, "List allocs, or show the one whose ID starts with ID", (*control.Client).Allocs,
+	status := statusCommand(io, p, "List allocs, or show one by its ID or a prefix of it", (*control.Client).Allocs,
 		writeAllocs,
 		(*control.Client).Alloc, writeAlloc)
 	return group("alloc", "Manage allocs, read their logs, run commands in them",

@@ -28,7 +28,7 @@ func newAllocExec(io streams, p *globalFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use: "exec ID [TASK] -- COMMAND...", Short: "Run a command in a running task",
 		Long: "Run a command in the file system and the environment of a running task, as its user. TASK may be " +
-			"omitted if the alloc has one task. The exit code is that of the command, or 128 and the number of the " +
+			"omitted if the alloc has one task. The exit code is that of the command, or 128 plus the number of the " +
 			"signal that ended it.\n\n" +
 			"SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on. The command, and all that it has " +
 			"started, is killed when this program or the task ends. In a container, it goes on if the agent is killed.",

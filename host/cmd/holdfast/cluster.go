@@ -70,15 +70,15 @@ func newClusterMigrate(io streams, p *globalFlags) *cobra.Command {
 	f := memberFlags{}
 	c := &cobra.Command{
 		Use: "migrate", Short: "Move this node's volumes into its cluster", Args: usageArgs(cobra.NoArgs),
-		Long: `Move the volumes, snapshots and claims of a node that shares nothing into the
+		Long: `Move the volumes, snapshots and claims of a node outside a cluster into the
 cluster of its configuration file. The agent must not run; its tasks may. Start
-the agent afterwards. Unfinished calls are refused. An interrupted migration can
-be repeated.
+the agent afterwards. The command fails while calls are unfinished. It can be
+repeated if it was interrupted.
 
-Secrets are not moved: nodes share where they are, but not their values. The
-command lists them before it moves anything. Put each at the same place on all
-nodes that run the plugin. A secret that was written out in a volume file is in
-a file below the state directory, which has to be copied.`,
+Secrets are not moved: the cluster stores references, not values. The command
+lists them before it moves anything. Put each at the same place on all nodes
+that run the plugin. The value of a literal secret of a volume file is in a file
+below the state directory: copy that file.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)
 			defer stop()
@@ -119,11 +119,11 @@ func newClusterLeave(io streams, p *globalFlags) *cobra.Command {
 		Use: "leave", Short: "Have this node leave its cluster", Args: usageArgs(cobra.NoArgs),
 		Long: `End this node's membership of the cluster of its configuration file. The agent
 must not run. Remove the cluster block before you start it again: the node then
-shares nothing, and knows no volumes.
+is outside a cluster, and knows no volumes.
 
-A node is refused that has claims, attachments, mounts or volumes of its own, or
-executes a plugin; the error says what to do. An interrupted leave can be
-repeated.
+The command refuses while the node has claims, attachments, mounts or volumes of
+its own, or is the executor of a plugin; the error says what to do. It can be
+repeated if it was interrupted.
 
 If the cluster is gone for good, --force deletes its records on this node
 without etcd. The volumes stay at their plugins, which may keep them attached
@@ -158,7 +158,7 @@ to this node. Register those that you need.`,
 		},
 	}
 	f.register(c)
-	c.Flags().BoolVar(&force, "force", false, "the cluster is gone for good: ask no etcd")
+	c.Flags().BoolVar(&force, "force", false, "the cluster is gone for good: do not contact etcd")
 	c.Flags().StringVar(&confirm, "confirm", "", "the ID of the cluster, whose records this node forgets")
 	return c
 }

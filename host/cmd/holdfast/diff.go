@@ -20,7 +20,7 @@ func newSnapshotDiff(io streams, p *globalFlags) *cobra.Command {
 		Long: `List the blocks in which a snapshot differs from an earlier one of the same volume.
 
 Without BASE, list the blocks that are allocated. The ranges are printed as they come,
-in order. If the list ends early, --offset continues it after the last range.`,
+in order. If the list ends early, continue it with --offset OFFSET+SIZE of the last range.`,
 		Args: usageArgs(cobra.RangeArgs(1, 2)),
 		RunE: func(c *cobra.Command, args []string) error {
 			q := host.BlockQuery{Offset: offset, Snapshot: host.SnapshotName{

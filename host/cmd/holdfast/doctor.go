@@ -38,8 +38,8 @@ plugin is called. --repair carries out exactly the repairs that are printed. A
 mount in use is never unmounted.
 
 Exit codes: 0 no inconsistencies; 1 inconsistencies found; 2 usage error;
-3 or 4 inspection or repair failed; 5 no inconsistencies found, but the
-inspection is incomplete: see "unseen" findings, or "unexamined" with --json.
+3 no agent is running; 4 inspection or repair failed;
+5 no inconsistencies found, but the inspection is incomplete: see "unseen" findings, or "unexamined" with --json.
 Parts excluded by the configuration (list_volumes = false) are "skipped".`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)

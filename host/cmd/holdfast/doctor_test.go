@@ -33,7 +33,7 @@ func findings() host.Diagnosis {
 			Detail: "staged",
 			Advice: "have it recorded"},
 		{Kind: registry.FoundOrphan, Action: registry.ActUnmount, Path: "/s/mnt/p/stage/w",
-			Detail: "ext4 of /dev/loop1 is mounted here",
+			Detail: "ext4 /dev/loop1 is mounted here",
 			Advice: "have it unmounted"},
 		{Kind: registry.FoundAttached, Volume: registry.VolumeKey{Plugin: "loopfs", External: "vol-9"},
 			Detail: "no record says so",

@@ -147,7 +147,7 @@ func newPluginForget(io streams, p *globalFlags) *cobra.Command {
 	confirm := ""
 	c := &cobra.Command{
 		Use: "forget PLUGIN VOLUME --confirm VOLUME", Short: "Forget that a client of the CSI endpoint uses a volume",
-		Long: `Remove the records of how clients of the CSI endpoint use a volume, once they are gone for good.
+		Long: `When clients of the CSI endpoint are gone for good, remove the records of how they use a volume.
 
 No CSI call is sent: what is attached or mounted stays. Holdfast can use the volume afterwards. If
 a client still uses it then, data may be lost. VOLUME is the ID of the volume at the plugin.`,

@@ -41,8 +41,8 @@ func newAllocRelease(io streams, p *globalFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use: "release ID --force", Short: "Release the volumes of an alloc whose plugin is gone for good",
 		Long: "Release the volumes of a stopped alloc whose plugin or backend is gone for good.\n\n" +
-			"Calls that still succeed are sent, the others are skipped. A mount in use is never unmounted. " +
-			"Data that was written last may be lost.",
+			"Calls that fail, or have no healthy plugin, are skipped. A mount in use is never unmounted. " +
+			"Recently written data may be lost.",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			o, err := f.options()
@@ -70,9 +70,9 @@ func newVolumeDetach(io streams, p *globalFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use: "detach ID", Short: "Detach an unused volume from nodes",
 		Long: "Detach a volume that is not in use from all nodes, or from one. " +
-			"A node name that is not used any more is allowed.\n\n" +
-			"Another node than this one has to be fenced by the host first. Without that, and to continue without a " +
-			"plugin that is gone, --force and --confirm are needed.",
+			"--node may name a node that is gone.\n\n" +
+			"The host first fences a node other than this one. If it cannot, or if the plugin is gone, --force and " +
+			"--confirm are needed.",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			o, err := f.options()

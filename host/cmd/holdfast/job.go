@@ -28,7 +28,7 @@ func newJobRun(io streams, p *globalFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use: "run FILE...", Short: "Run or update jobs",
 		Long: "Run or update jobs. Running allocs of unchanged groups keep running.\n\n" +
-			"Complete batch allocs of unchanged groups run again only with --rerun, or after job stop. " +
+			"Completed batch allocs of unchanged groups run again only with --rerun, or after job stop. " +
 			"Failed allocs always run again.\n\n" +
 			"With --wait the exit code is 1 if an alloc fails.",
 		Args: usageArgs(cobra.MinimumNArgs(1)),
@@ -42,7 +42,7 @@ func newJobRun(io streams, p *globalFlags) *cobra.Command {
 	}
 	v.flags(c)
 	c.Flags().BoolVar(&wait, "wait", false, "wait until all allocs are running, with healthy plugins, or have ended")
-	c.Flags().BoolVar(&o.Rerun, "rerun", false, "run complete batch allocs again")
+	c.Flags().BoolVar(&o.Rerun, "rerun", false, "run completed batch allocs again")
 	c.Flags().BoolVar(&o.Force, "force", false, "update even if this stops a plugin whose mounts are in use")
 	return c
 }

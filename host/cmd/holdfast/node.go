@@ -18,7 +18,7 @@ import (
 
 func newNode(io streams, p *globalFlags) *cobra.Command {
 	return group("node", "Inspect and drain the nodes of a cluster",
-		statusCommand(io, p, "List nodes, or show the one with ID",
+		statusCommand(io, p, "List nodes, or show one",
 			func(c *control.Client, ctx context.Context) ([]host.NodeStatus, error) {
 				all, err := c.Nodes(ctx)
 				warnStale(io, control.Stale(all))
@@ -45,7 +45,7 @@ func warnStale(io streams, why string) {
 func newNodeDrain(io streams, p *globalFlags) *cobra.Command {
 	off, deadline, reason := false, time.Duration(0), ""
 	c := &cobra.Command{
-		Use: "drain ID", Short: "Stop what runs on a node, and let it take no new claims",
+		Use: "drain ID", Short: "Stop the allocs of a node, and refuse new claims there",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		Long: "Stop what runs on a node: users of volumes first, and plugins when the volumes are released. The node " +
 			"takes no new claims until the drain is ended with --off. Then its jobs run again.\n\n" +
@@ -98,7 +98,7 @@ func newNodeOutOfService(io streams, p *globalFlags) *cobra.Command {
 			})
 		},
 	}
-	c.Flags().StringVar(&confirm, "confirm", "", "the ID of the node again: its machine is off")
+	c.Flags().StringVar(&confirm, "confirm", "", "the ID of the node again, to confirm that it is off")
 	c.Flags().StringVar(&reason, "reason", "", "why, for other operators")
 	return c
 }
@@ -107,8 +107,8 @@ func newNodeForget(io streams, p *globalFlags) *cobra.Command {
 	reason := ""
 	c := &cobra.Command{
 		Use: "forget ID", Short: "Remove a node that never comes back", Args: usageArgs(cobra.ExactArgs(1)),
-		Long: `Remove a node that never comes back from the list of nodes. A node that is alive
-is refused, and so is one on which records depend. holdfast node out-of-service
+		Long: `Remove from the list of nodes a node that never comes back. The command refuses
+if the node is alive, or if records depend on it. holdfast node out-of-service
 releases claims and attachments; volumes and snapshots that are stored there
 have to be deregistered.
 

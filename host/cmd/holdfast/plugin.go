@@ -33,9 +33,8 @@ func newPluginRoll(io streams, p *globalFlags) *cobra.Command {
 		Use: "roll ID", Short: "Replace the running instances of a plugin",
 		Long: "Replace the running instances of a plugin by new ones of the same jobs. A new instance starts beside " +
 			"the\n" +
-			"old one. Once it is healthy, it gets new calls; calls that run end at the old one, which is then " +
-			"stopped.\n" +
-			"If it does not become healthy, it is stopped and nothing has changed.\n\n" +
+			"old one. Once it is healthy, it gets new calls. The old one finishes its calls, and is stopped.\n" +
+			"A new instance that does not become healthy is stopped, and nothing has changed.\n\n" +
 			"If a process of the old instance serves mounts (FUSE), that instance is kept until they are unmounted; " +
 			"the\n" +
 			"command names their users and ends. With --drain the allocs that use them are stopped and placed " +
@@ -43,9 +42,9 @@ func newPluginRoll(io streams, p *globalFlags) *cobra.Command {
 			"with the same volumes.\n\n" +
 			"A plugin with roll = \"stop_first\" is stopped before its new instance starts. If several jobs run the " +
 			"plugin,\n" +
-			"all take their new instances, or none. To stop old instances that a roll under way keeps, use --force: " +
+			"all take their new instances, or none. --force stops old instances that a roll still keeps: their " +
 			"calls\n" +
-			"that run there are cut off and sent to the new instance, and mounts that they serve are dead.",
+			"are cut off and sent to the new instance, and the mounts that they serve break.",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			hint := "the roll continues; see " + display.Command("holdfast plugin status", args[0])

@@ -422,7 +422,7 @@ func (o *foreground) shutDown(life context.Context) error {
 	hurry, stop := context.WithTimeout(life, 30*time.Second)
 	defer stop()
 	err = errors.Join(err, o.agent.KillAll(hurry))
-	o.lines.say("state kept; to release the remaining volumes, run again with --state-dir %s and the files of the "+
+	o.lines.say("state kept; to release the remaining volumes, run again with --state-dir %s and the job files of the "+
 		"plugins", display.Quote(o.layout.State))
 	return err
 }

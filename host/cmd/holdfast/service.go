@@ -72,7 +72,8 @@ func (e *agentFlags) flags(c *cobra.Command) {
 		"serve volumes to Docker or Podman on this socket, as in /run/docker/plugins/holdfast.sock")
 	c.Flags().StringVar(&e.volumeDefault.plugin, "volume-default-plugin", "",
 		"plugin that creates the volumes of docker run -v NAME:/DIR")
-	c.Flags().StringVar(&e.volumeDefault.size, "volume-default-size", "", "size of these volumes, as in 1G")
+	c.Flags().StringVar(&e.volumeDefault.size, "volume-default-size", "",
+		"size of the volumes of docker run -v, as in 1G")
 	c.Flags().StringVar(&e.fence, "fence-command", "",
 		"program that fences the node named by its argument, and exits with 0 once that node cannot write any more")
 	c.Flags().DurationVar(&e.bake, "shim-bake", 10*time.Second,
@@ -129,7 +130,7 @@ func (e *agentFlags) volumeDefaults() (d volumeplugin.Defaults, err error) {
 	d.Plugin = host.PluginID(e.volumeDefault.plugin)
 	if size := e.volumeDefault.size; size != "" {
 		if d.Size, err = units.RAMInBytes(size); err != nil || d.Size <= 0 {
-			return d, badFlag("volume-default-size", "=%s is no size; use one like 1G", size)
+			return d, badFlag("volume-default-size", "=%s is not a size; use one such as 1G", size)
 		}
 	}
 	return d, nil

@@ -53,8 +53,8 @@ func newGroupSnapshot(io streams, p *globalFlags) *cobra.Command {
 	create.Short = "Take snapshots of volumes at one point in time and wait until they are ready to use"
 	create.Long = create.Short + `.
 
-The volumes belong to one plugin. The snapshot of each volume is a snapshot ID-VOLUME:
-volumes are created from it, and it is deleted with the group only.`
+The volumes belong to one plugin. Each volume's snapshot has the ID ID-VOLUME. Volumes can be
+created from it; it is deleted only with the group.`
 	create.Args = usageArgs(cobra.MinimumNArgs(2))
 	return group("group-snapshot", "Manage snapshots of several volumes, taken at one point in time", create,
 		newGroupSnapshotList(io, p), newSnapshotStatus(io, p, groupSnapshots),
@@ -97,7 +97,7 @@ func newSnapshotCreate(
 	c.Flags().StringVar(&name, "name", "", "name of the "+kind.noun+" at the plugin (default the ID)")
 	c.Flags().StringArrayVar(&parameters, "parameter", nil, "parameter for the plugin, as key=value; may be repeated")
 	c.Flags().StringArrayVar(&secrets, "secret", nil,
-		"secret for the plugin, as name=env:VARIABLE, name=file:PATH or name=callback:TEXT; may be repeated "+
+		"secret for the plugin: name=env:VARIABLE, name=file:PATH or name=callback:NAME (of the host); repeatable "+
 			"(default the volume's secrets)")
 	return c
 }
@@ -126,7 +126,7 @@ func (k snapshotKind) line(verb string, n host.SnapshotName) string {
 }
 
 func snapshotNamespace(c *cobra.Command, to *string) {
-	c.Flags().StringVar(to, "namespace", string(registry.DefaultNamespace), "namespace of the snapshot and its volume")
+	c.Flags().StringVar(to, "namespace", string(registry.DefaultNamespace), "namespace of the snapshot and its volumes")
 }
 
 // assignments parses the values of a flag of the form key=value.
@@ -149,7 +149,7 @@ func assignments(flag string, list []string) (map[string]string, error) {
 func secretReferences(list []string) (map[string]registry.Secret, error) {
 	texts, err := assignments("--secret", list)
 	if err != nil {
-		return nil, usageError{errors.New("--secret: write name=env:VARIABLE, name=file:PATH or name=callback:TEXT")}
+		return nil, usageError{errors.New("--secret: write name=env:VARIABLE, name=file:PATH or name=callback:NAME")}
 	}
 	var out map[string]registry.Secret
 	for name, text := range texts {
@@ -157,7 +157,7 @@ func secretReferences(list []string) (map[string]registry.Secret, error) {
 		secret, known := map[string]registry.Secret{"env": {Env: at}, "file": {File: at},
 			"callback": {Callback: at}}[kind]
 		if !known || at == "" { // do not print the text: it may be the secret itself
-			return nil, usageError{fmt.Errorf("--secret %s: write %s=env:VARIABLE, %s=file:PATH or %s=callback:TEXT",
+			return nil, usageError{fmt.Errorf("--secret %s: write %s=env:VARIABLE, %s=file:PATH or %s=callback:NAME",
 				name, name, name, name)}
 		}
 		if out == nil {

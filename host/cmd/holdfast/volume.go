@@ -68,7 +68,7 @@ func newVolumeCreate(io streams, p *globalFlags, verb, short string, do createVo
 	}
 	v.flags(c)
 	waitFlag(c, &wait)
-	c.Flags().StringVar(&node, "node", "", "the node of a cluster that has the volume, instead of that in the file")
+	c.Flags().StringVar(&node, "node", "", "node of the cluster for the volume; overrides node in the file")
 	return c
 }
 
@@ -88,7 +88,7 @@ func callUntilSignal[T any](c *cobra.Command, p *globalFlags, wait time.Duration
 }
 
 func waitFlag(c *cobra.Command, to *time.Duration) {
-	c.Flags().DurationVar(to, "wait", 30*time.Second, "how long to wait for the plugin; 0 means no limit")
+	c.Flags().DurationVar(to, "wait", 30*time.Second, "how long to wait; 0 means no limit")
 }
 
 // writeCreated returns a function that reports a created volume. verb is "created by" or "registered with".

@@ -78,7 +78,7 @@ func mutableFacts(v control.Volume) []any {
 func newVolumeUpdate(io streams, p *globalFlags) *cobra.Command {
 	v, wait, dryRun := &variables{}, time.Duration(0), false
 	c := &cobra.Command{
-		Use: "update FILE", Short: "Make a volume as its changed file says", Args: usageArgs(cobra.ExactArgs(1)),
+		Use: "update FILE", Short: "Apply the changes in a volume file", Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			src, err := v.readOne(args[0], true)
 			if err != nil {
@@ -122,7 +122,7 @@ func newVolumeAdopt(io streams, p *globalFlags) *cobra.Command {
 	v, f, wait := &variables{}, &adoptFlags{}, time.Duration(0)
 	c := &cobra.Command{
 		Use:   "adopt PLUGIN EXTERNAL_ID --id ID | adopt FILE",
-		Short: "Register a volume that a plugin has; the plugin describes it", Args: usageArgs(cobra.RangeArgs(1, 2)),
+		Short: "Register an existing volume as its plugin describes it", Args: usageArgs(cobra.RangeArgs(1, 2)),
 		RunE: func(c *cobra.Command, args []string) error {
 			read := f.spec
 			if len(args) == 1 {
@@ -147,7 +147,7 @@ func newVolumeAdopt(io streams, p *globalFlags) *cobra.Command {
 	c.Flags().StringArrayVar(&f.capabilities, "capability", []string{"single-node-writer:file-system"},
 		"access mode and attachment mode, as ACCESS:ATTACHMENT; may be repeated")
 	c.Flags().StringArrayVar(&f.secrets, "secret", nil,
-		"secret for the plugin, as name=env:VARIABLE, name=file:PATH or name=callback:TEXT; may be repeated")
+		"secret for the plugin: name=env:VARIABLE, name=file:PATH or name=callback:NAME (of the host); repeatable")
 	return c
 }
 
