@@ -84,7 +84,7 @@ func (f *fields) secretItem(
 	out[name] = s
 }
 
-// literalSecret reads a secret that is written out. Only a volume file may have one, as in Nomad, because a job is
+// literalSecret reads a literal secret. Only a volume file may have one, as in Nomad, because a job is
 // stored with all that it contains.
 func (f *fields) literalSecret(name string, expr hclsyntax.Expression, ctx *hcl.EvalContext) (s registry.Secret) {
 	if f.stanza != specStanza {
@@ -111,7 +111,7 @@ func (f *fields) literalSecret(name string, expr hclsyntax.Expression, ctx *hcl.
 	default:
 		s.Literal = registry.SecretValue(text)
 		f.warnf(expr.Range(), "a reference keeps it out of files: "+secretForms,
-			"the secret %q is written out; Holdfast keeps it in a file that only its user can read", name)
+			"the secret %q is a literal; Holdfast keeps it in a file that only its user can read", name)
 	}
 	return s
 }

@@ -252,7 +252,7 @@ func (a *Agent) recoverLostVolumes(ctx context.Context) error {
 		list, "todo", repair)
 	for _, r := range users {
 		err := a.update(r.ID, func(r *AllocRecord) {
-			r.note("", "shim.db was lost, which recorded its volumes: %s", repair)
+			r.note("", "shim.db, which recorded its volumes, was lost: %s", repair)
 		})
 		if err != nil {
 			return err

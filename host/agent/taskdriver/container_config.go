@@ -243,7 +243,7 @@ func size(what string, v Scalar) (int64, error) {
 	}
 	n, err := units.RAMInBytes(string(v))
 	if err != nil {
-		return 0, registry.Invalid("%s %q is no size; write it as in 64m", what, v)
+		return 0, registry.Invalid("%s %q is not a size; write it as in 64m", what, v)
 	}
 	return n, nil
 }

@@ -244,7 +244,7 @@ func TestOptionsOfACreate(t *testing.T) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	for opts, want := range map[string]string{
-		`{"size":"much"}`:          "option size=much is no size",
+		`{"size":"much"}`:          "option size=much is not a size",
 		`{"access_mode":"shared"}`: "use one of: single-node-writer ",
 		`{"file":"notes.hcl"}`:     "no absolute path",
 		`{"file":"/none/at/all"}`:  "option file",

@@ -96,7 +96,7 @@ func (s *Server) spec(ctx context.Context, q request) (spec host.VolumeSpec, err
 	if size := take("size"); size != "" {
 		bytes, err := units.RAMInBytes(size)
 		if err != nil || bytes <= 0 {
-			return spec, registry.Invalid("option size=%s is no size; write it as in -o size=1G", size)
+			return spec, registry.Invalid("option size=%s is not a size; write it as in -o size=1G", size)
 		}
 		spec.CapacityMin = bytes
 	}

@@ -149,7 +149,7 @@ func TestOnlyANodeThatHoldsNothingIsForgotten(t *testing.T) {
 	a.die(t)
 	b.see(t, "a is suspect", func(v registry.View) bool { _, alive := v.NodeLease("a"); return !alive })
 	refused("a", registry.ErrConflict, "the claim of alloc alloc", "an attachment of", "an open DeleteVolume",
-		"volume local", "controller calls of plugin p", "node out-of-service a --confirm a")
+		"volume local", "executor, of plugin p", "node out-of-service a --confirm a")
 	if _, err := b.OutOfService(t.Context(), "a", "alice", "sold"); err != nil {
 		t.Fatal(err)
 	}

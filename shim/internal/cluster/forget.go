@@ -130,7 +130,7 @@ func heldBy(v registry.View, node registry.NodeName) (list []string) {
 func executorFor(v registry.View, node registry.NodeName) (list []string) {
 	for _, e := range v.Executors() {
 		if e.Holder == node || slices.Contains(e.Former, node) {
-			list = append(list, fmt.Sprintf("controller calls of plugin %s", e.Plugin))
+			list = append(list, fmt.Sprintf("the role of executor, or former executor, of plugin %s", e.Plugin))
 		}
 	}
 	return list

@@ -118,7 +118,7 @@ var judgements = []struct {
 	}, nil, nil},
 	{"a mount on the directory of a socket", sound, func(f *Facts) {
 		f.Sockets = mount.Mounts{{Point: "/run/h/t/x", FSType: "tmpfs", Source: "by-hand"}}
-	}, []string{"orphan /run/h/t/x"}, []string{"tmpfs of by-hand", "umount /run/h/t/x"}},
+	}, []string{"orphan /run/h/t/x"}, []string{"tmpfs by-hand", "umount /run/h/t/x"}},
 	{"the same at start", sound, func(f *Facts) { f.Records.Refs, f.Mounts = nil, nil },
 		[]string{"lost mark " + stagedAt()}, nil},
 	{"a block device is no mount", sound, func(f *Facts) {
@@ -177,7 +177,7 @@ var judgements = []struct {
 	}, []string{"unowned undo ebs:ext-1"}, []string{"attached"}},
 
 	{"an unknown mount", sound, func(f *Facts) { mounted(f, stray("publish", "x")) },
-		[]string{"orphan unmount " + stray("publish", "x")}, []string{"ext4 of /dev/loop7"}},
+		[]string{"orphan unmount " + stray("publish", "x")}, []string{"ext4 /dev/loop7"}},
 	{"two of one volume", bare, func(f *Facts) {
 		mounted(f, stray("stage", "x"), stray("publish", "x"))
 		f.Users = map[string][]mount.User{stray("stage", "x"): {{Mount: stray("publish", "x")}}}

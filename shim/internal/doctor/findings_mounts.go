@@ -78,7 +78,7 @@ func (e *examiner) mounts() {
 	unused := e.unusedMounts(list)
 	for _, m := range list {
 		f := registry.Finding{Kind: registry.FoundOrphan, Path: m.Point}
-		what := fmt.Sprintf("%s of %s is mounted here", m.FSType, m.Source)
+		what := fmt.Sprintf("%s %s is mounted here", m.FSType, m.Source)
 		if n := e.stacks[m.Point]; n > 1 {
 			what += fmt.Sprintf(" on top of %d more", n-1)
 		}
@@ -167,7 +167,7 @@ func (e *examiner) sockets() {
 	for _, m := range e.Sockets {
 		e.add(registry.Finding{
 			Kind: registry.FoundOrphan, Path: m.Point,
-			Detail: fmt.Sprintf("%s of %s is mounted here, and hides a plugin's socket or a part of its directory",
+			Detail: fmt.Sprintf("%s %s is mounted here, and hides a plugin's socket or a part of its directory",
 				m.FSType, m.Source),
 			Advice: "leave it if the plugin made it for itself; else unmount it: " + display.Command("umount", m.Point),
 		})
