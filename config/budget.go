@@ -42,7 +42,7 @@ func (b *budget) spend(n int) error {
 	return nil
 }
 
-// sizeOf returns the work that a value costs. It stops counting soon after limit.
+// sizeOf returns the bytes of text in a value plus elementWork for each value in it. It stops soon after limit.
 func sizeOf(v cty.Value, limit int) (int, error) {
 	v, _ = v.Unmark()
 	n := elementWork

@@ -121,7 +121,7 @@ func devicePlan(m VolumeMount, from Published) Plan {
 	return plan
 }
 
-// merged returns one rule per device, because a task has the same permissions at each node of a device.
+// merged returns one rule per device. It allows writing if any rule of the device does.
 func merged(rules []DeviceRule) []DeviceRule {
 	var out []DeviceRule
 	for _, r := range rules {

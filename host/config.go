@@ -19,7 +19,7 @@ import (
 // Config says where a host keeps its state, which shim it runs, and what it supports. StateDir and Shim are required.
 type Config struct {
 	StateDir string // kept over restarts; created with mode 0700 if it does not exist. One host at a time
-	RunDir   string // sockets; default /run/holdfast/<8 hex of StateDir's digest>, without root below XDG_RUNTIME_DIR
+	RunDir   string // sockets; default /run/holdfast/<8 hex of StateDir's digest>; non-root: below XDG_RUNTIME_DIR
 	Shim     Binary
 	Node     string // the node's name in answers and claims; default the machine's host name
 

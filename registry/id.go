@@ -72,7 +72,7 @@ func ParseNodeName(s string) (NodeName, error)   { return parseName[NodeName]("n
 // elsewhere.
 func ParseTaskName(s string) (TaskName, error) { return parseLabel[TaskName]("task name", s) }
 
-// ParseLabel accepts what ParseTaskName accepts. Errors call the text by what.
+// ParseLabel accepts the texts that ParseTaskName accepts. what names the text in errors.
 func ParseLabel(what, s string) (string, error) { return parseLabel[string](what, s) }
 
 // ParseVolumeID accepts 1 to 128 bytes of printable text without '/' and "..". Many drivers join the ID into paths of

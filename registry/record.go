@@ -243,7 +243,7 @@ type Key struct {
 	Path   string
 }
 
-// maxPath is the length of the longest key of the store's database, in bytes.
+// maxPath bounds Key.Path, in bytes: bbolt accepts no longer key.
 const maxPath = 32768
 
 // check returns an error if no record can have the key.

@@ -12,8 +12,9 @@ type VolumeStatus struct {
 	Waiting     []Wait  // of allocs that claim or release it; without an alloc: of its creation or deletion
 }
 
-// CallWait returns the wait of the volume's open call, or of its creation or deletion. It ignores the waits of allocs.
-func (v VolumeStatus) CallWait() (w Wait, waits bool) {
+// CallWait returns the Wait of the volume's creation or deletion, otherwise that of its open call. It ignores the waits
+// of allocs.
+func (v VolumeStatus) CallWait() (w Wait, found bool) {
 	for _, w := range v.Waiting {
 		if w.Alloc == "" {
 			return w, true

@@ -123,8 +123,8 @@ func (l loop) allocated(at int64, each func(at, end int64) error) error {
 	})
 }
 
-// changed calls each with the parts in which a snapshot differs from an earlier one, in order, from an offset on. It
-// compares contents, as the images of two snapshots need not share blocks, and skips what is a hole in both.
+// changed calls each for the parts that differ from the earlier snapshot base, in order, beginning at offset at. It
+// compares contents, as the images of two snapshots need not share blocks, and skips holes of both.
 func (l loop) changed(base loop, at int64, each func(at, end int64) error) error {
 	return onFile(base.image(), func(a *os.File) error {
 		return onFile(l.image(), func(b *os.File) error {

@@ -64,7 +64,7 @@ func (a *Agent) drain(ctx context.Context) {
 	}
 }
 
-// killAt ends the grace of all tasks at a deadline; zero: never.
+// killAt kills tasks that are still stopping at a deadline; zero: never.
 func (a *Agent) killAt(ctx context.Context, deadline time.Time) {
 	if deadline.IsZero() {
 		return

@@ -53,7 +53,7 @@ func (a *Agent) LostEngineMounts(ctx context.Context, s AllocLister) (list []Los
 
 func (a *Agent) describeLost(m *EngineMount, reason string) LostEngineMount {
 	l := LostEngineMount{Volume: m.Volume, Alloc: m.Alloc, Path: m.Path, Reason: reason}
-	l.Containers, _ = a.EngineContainers(m.Volume) // the command can list them too
+	l.Containers, _ = a.EngineContainers(m.Volume) // unknown: the command of Stop lists them
 	engines := m.engines()
 	if len(l.Containers) > 0 && len(engines) == 1 {
 		ids := slices.Clone(l.Containers)

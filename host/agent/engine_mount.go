@@ -272,13 +272,13 @@ func (a *Agent) usableEngineMount(ctx context.Context, s Volumes, r EngineReques
 		return nil, err
 	}
 	if m != nil && m.Boot == boot && m.Path == "" && len(m.Holders) > 0 {
-		cut := *m // the agent died before it answered; the mount keeps its alloc
-		cut.Holders = map[string]EngineHolder{}
-		return &cut, nil
+		again := *m // the agent died before it answered; the mount keeps its alloc
+		again.Holders = map[string]EngineHolder{}
+		return &again, nil
 	}
 	if m != nil {
 		if err := a.releaseEngineMount(ctx, s, m); err != nil {
-			return nil, fmt.Errorf("release the volume from its last use: %w", err)
+			return nil, fmt.Errorf("release its previous mount: %w", err)
 		}
 	}
 	return &EngineMount{

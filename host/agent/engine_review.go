@@ -105,8 +105,7 @@ func (a *Agent) reviewEngineMount(
 	next := *m
 	next.Holders = maps.Clone(m.Holders)
 	maps.DeleteFunc(next.Holders, func(_ string, h EngineHolder) bool {
-		// A mount without a path has no request that still runs, because reviewEngineMount holds the lock: the agent
-		// died before it answered.
+		// Requests hold the lock too. So if the path is missing, the agent died before it answered.
 		return m.Boot != boot || m.Path == "" || ended(h, unused)
 	})
 	if len(next.Holders) != len(m.Holders) {

@@ -117,7 +117,7 @@ func (a *Agent) unwanted(job *JobRecord, allocs []*AllocRecord, want map[slot]st
 	return ids
 }
 
-// lowestDiscardedRank returns the lowest rank of unended allocs over all jobs with Discard.
+// lowestDiscardedRank returns the lowest rank of the allocs that have not ended, of jobs with Discard.
 func (a *Agent) lowestDiscardedRank() int {
 	lowest := lastRank + 1
 	for _, al := range a.allocs {

@@ -66,7 +66,7 @@ func (m *Manager) Share() error {
 	return err
 }
 
-// split returns that directory of the layout that holds the path, and the rest of the path.
+// split cuts a path into a directory of the layout, the mount root or the run directory, and the rest.
 func (m *Manager) split(path string) (root, rel string, err error) {
 	if m.layout.Ours(path) {
 		for _, root := range []string{m.layout.MountRoot(), m.layout.Run} {

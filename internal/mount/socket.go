@@ -57,7 +57,7 @@ func removeStaleAt(dir int, name string) (served bool, err error) {
 	return false, nil
 }
 
-// dial connects to the socket that fd has open. It cannot hang, because unix sockets connect or refuse at once.
+// dial connects to the socket that fd has open. It cannot hang, because the connect does not block.
 func dial(fd int) (served bool, err error) {
 	s, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

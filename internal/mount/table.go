@@ -199,7 +199,7 @@ func (ms Mounts) filter(keep func(Mount) bool) Mounts {
 	return out
 }
 
-// within reports whether path is root or lies below it, by their texts.
+// within reports whether path is root or lies below it. It compares the texts only.
 func within(root, path string) bool {
 	root, path = filepath.Clean(root), filepath.Clean(path)
 	return root == path || root == "/" || strings.HasPrefix(path, root+"/")

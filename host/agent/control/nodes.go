@@ -175,13 +175,13 @@ func noExecutor(v host.VolumeStatus, nodes []host.NodeStatus) Notice {
 	return n
 }
 
-// noOwnNode is the notice about a volume of a plugin with controller_scope = "node" whose own node cannot make its
+// noOwnNode is the notice that the node that stores a volume (controller_scope = "node") cannot make its controller
 // calls.
 func noOwnNode(v host.VolumeStatus, nodes []host.NodeStatus) Notice {
 	state := "not in the list of nodes"
 	n := Notice{Kind: NoticeWaiting,
 		Meaning: "The plugin keeps its volumes on their node. No other node can change the volume.",
-		Next:    "Once the node is back, with a healthy controller of the plugin, it continues what has begun.",
+		Next:    "Unfinished calls continue once the node is back with a healthy controller of the plugin.",
 	}
 	for _, node := range nodes {
 		if node.Name != v.Node {

@@ -50,7 +50,7 @@ type Server struct {
 	open    atomic.Int32  // connections
 	renders chan struct{} // holds a value while the page is being rendered; guards latest and began
 	latest  rendered
-	began   time.Time     // begin of the last render, even if its browser has left
+	began   time.Time     // start of the last render, even if its client has left
 	streams chan struct{} // holds a value for each open stream of changes
 	tick    time.Duration // streamTick
 

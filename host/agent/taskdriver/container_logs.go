@@ -14,8 +14,8 @@ import (
 )
 
 // keepLogs appends the output of a container to the task's log files. If the agent is killed meanwhile, the files get
-// the output twice. Output that the engine cannot read, as after a power cut, is lost, because the task has ended
-// nevertheless.
+// the output twice. If the engine cannot read the output, as after a power cut, keepLogs says so in the stderr log and
+// returns nil, because the task has ended.
 func (d Container) keepLogs(ctx context.Context, h Handle) error {
 	stdout, stderr := openLogs(h.logs(), Stdout), openLogs(h.logs(), Stderr)
 	defer stdout.close()

@@ -46,14 +46,14 @@ func (f File) Own() bool {
 	return name != "" && (dir == "local" || dir == "secrets")
 }
 
-// ownNames are the names in a task's directory that a job cannot use for its files.
-var ownNames = []string{"alloc", "dirs", "logs", "root", "parent.log", handleFile, exitFile, stopFile, lockFile}
+// reserved are the names in a task's directory that a job cannot use for its files.
+var reserved = []string{"alloc", "dirs", "logs", "root", "parent.log", handleFile, exitFile, stopFile, lockFile}
 
-// checkFiles refuses paths that a task cannot see. A container can mount other directories of the task.
+// checkFiles refuses paths that a task cannot see. A container may see all directories but the reserved ones.
 func (t Task) checkFiles(container bool) error {
 	for _, f := range t.Files {
 		dir, name := f.cut()
-		if f.Own() || container && name != "" && filepath.IsLocal(f.Path) && !slices.Contains(ownNames, dir) {
+		if f.Own() || container && name != "" && filepath.IsLocal(f.Path) && !slices.Contains(reserved, dir) {
 			continue
 		}
 		return registry.Invalid("file %s: write it to local/ or secrets/, which the task sees as /local and /secrets",

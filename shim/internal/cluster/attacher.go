@@ -53,7 +53,7 @@ type request struct {
 // SettleClaims waits as State.Settle does.
 func (a *Attacher) SettleClaims(ctx context.Context) error { return a.remote.state.Settle(ctx) }
 
-// FeasibleAttach returns the reasons why no node could attach the volume now.
+// FeasibleAttach returns why no node can attach the volume now; nil: one can.
 func (a *Attacher) FeasibleAttach(
 	view registry.View, v registry.Volume, u registry.Usage, to intent.AttachTo,
 ) []registry.Infeasible {
@@ -296,7 +296,7 @@ func atExecutor(view registry.View, by registry.ExecutorKey, step registry.Relea
 	return step
 }
 
-// abandonLimit bounds a detach by force at the executor, which itself tries for a while.
+// abandonLimit bounds a detach by force at the executor, with its retries there.
 const abandonLimit = 30 * time.Second
 
 // execute has the plugin's executor carry out a call. If this node is the executor, it calls the function here instead.

@@ -346,7 +346,7 @@ func (s *State) reach(revision int64, commits []string, at registry.Seq) {
 	}
 }
 
-// leaseEvents returns the events of nodes that have lost their leases, or have one again. One batch may have both.
+// leaseEvents returns the events of nodes that have lost or regained their leases. One batch may have both of a node.
 func (s *State) leaseEvents(v registry.View, events []*clientv3.Event) (list []registry.Event) {
 	leases := map[registry.Key]registry.Record{} // nil: none
 	for _, e := range events {

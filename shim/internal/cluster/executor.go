@@ -186,8 +186,8 @@ func (e *Executors) Run(ctx context.Context) error {
 	return e.session.follow(ctx, &e.changed, e.log, "cannot take or leave the execution of plugins", e.review)
 }
 
-// review leaves the plugins whose controller is not healthy here. It takes those whose controller is healthy here and
-// that have no executor.
+// review ends this node's role as the executor of plugins whose controller is not healthy here. It takes the role for
+// plugins that have no executor and whose controller is healthy here.
 func (e *Executors) review(ctx context.Context) error {
 	var known []registry.Executor
 	err := e.state.View(ctx, func(v registry.View) error { known = v.Executors(); return nil })

@@ -150,7 +150,7 @@ func (f *fencer) fenceOnce(ctx context.Context, node registry.NodeName) error {
 	return errors.Join(failed, err)
 }
 
-// mark records that this node fences the other node. If the other node is alive, mark removes the mark.
+// mark records that this node fences the other node, or clears that if the other node is alive. mine: it is recorded.
 func (f *fencer) mark(ctx context.Context, node registry.NodeName) (mine bool, err error) {
 	own, lease := f.State.node, f.session.Lease()
 	_, err = registry.Ensure(ctx, f.State, func(v registry.View) (registry.Change, error) {

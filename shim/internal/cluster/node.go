@@ -218,7 +218,7 @@ func (n *Node) describe(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if errors.Is(err, registry.ErrFenced) || errors.Is(err, registry.ErrInvalid) { // the next shim does not join
+		if errors.Is(err, registry.ErrFenced) || errors.Is(err, registry.ErrInvalid) { // trying again does not help
 			return err
 		}
 		said.log(n.log, "cannot describe this node to the cluster", err)

@@ -9,7 +9,7 @@ import (
 	"holdfast/registry"
 )
 
-// reads is a Reader that notes on which keys of etcd the caller's decision depends.
+// reads is a Reader that records which keys in etcd the caller's decision depends on.
 type reads struct {
 	registry.Reader
 	keys

@@ -123,8 +123,8 @@ func (r *Reaper) endUses(ctx context.Context) error {
 	})
 }
 
-// releases reports whether this node releases the volume of a lost node. It does if no call is needed, or if this node
-// is the plugin's executor.
+// releases reports whether this node releases the volume of a lost node: if only that node could detach it, if this
+// node is the plugin's executor, or if it is not attached and no executor is alive.
 func (r *Reaper) releases(v registry.View, k registry.AttachmentKey, attached bool) bool {
 	if v.StoredOn(k.Volume, k.Node) {
 		return true

@@ -133,7 +133,7 @@ func (m *Controller) delete(
 	return m.sendDelete(ctx, call, v, local, policy(registry.DeleteVolumeRPC), again)
 }
 
-// sendDelete sends DeleteVolume. local are the uses of the volume on this node.
+// sendDelete sends DeleteVolume. local are the uses of the volume on this node; again is as in attempt.
 func (m *Controller) sendDelete(
 	ctx context.Context, call registry.Call, v registry.Volume, local []string, p intent.Policy, again time.Duration,
 ) error {

@@ -48,14 +48,14 @@ const (
 
 // Run asks the plugins that report the health of volumes, until ctx ends. It asks all plugins at once, each with one
 // call at a time, and pauses after each round. If a call has no response, it asks the plugin again in the next round. A
-// plugin that died during such a call is not asked any more (Suspensions).
+// plugin that died during such a call is not asked again in that version (Suspensions).
 func (h *Health) Run(ctx context.Context) error {
 	for wait := firstHealth; ; wait = healthEvery {
 		if !intent.Sleep(ctx, wait+time.Duration(rand.Int64N(int64(wait/4)))) {
 			return context.Cause(ctx)
 		}
 		if err := h.check(ctx); err != nil && ctx.Err() == nil {
-			return fmt.Errorf("load the volumes of which the health is watched: %w", err)
+			return fmt.Errorf("load the volumes for the health check: %w", err)
 		}
 	}
 }

@@ -140,8 +140,8 @@ func (c *Conn) current() *link {
 // errSilent means that a process listens but does not speak gRPC.
 var errSilent = errors.New("the listener does not speak gRPC")
 
-// newLink makes a link. It tries again until dialLimit in two cases. If the queue of the listener is full, the plugin
-// is slow. If a connection is accepted and then reset, the process may be dying, because its listener is closed last.
+// newLink makes a link. Until dialLimit it tries again if the queue of the listener is full (a slow plugin), or if a
+// connection is accepted and then reset (perhaps a dying process, whose listener is closed last).
 func (c *Conn) newLink() (*link, error) {
 	if l := c.current(); l != nil { // another caller has made it
 		return l, nil

@@ -203,8 +203,8 @@ type delivery struct {
 	sender registry.NodeName // the executor that sends the call; empty: it needs none
 }
 
-// open stores the intent, together with the outcome of the call before. If the intent is stored already, it does
-// nothing.
+// open stores the intent, together with the outcome of the call before. Without a call before, it joins an intent that
+// is stored already.
 func (d *delivery) open(ctx context.Context, before *delivery) error {
 	if before == nil {
 		if joined, err := d.join(ctx); joined || err != nil {

@@ -1,6 +1,6 @@
-// Package node uses volumes on this node. Allocs prepares the volumes of an alloc before its tasks start: claim,
-// attach, stage, publish. After the tasks have ended it takes them back in the opposite order: unpublish, unstage,
-// detach, release the claim. Stager makes the calls to node plugins.
+// Package node prepares and releases volumes on this node. Allocs prepares the volumes of an alloc before its tasks
+// start: claim, attach, stage, publish. After the tasks have ended it takes them back in the opposite order: unpublish,
+// unstage, detach, release the claim. Stager makes the calls to node plugins.
 //
 // One operation at a time runs for a volume (intent.Locks; TestHistories). After a failed step no later step is sent,
 // and a claim is released last (TestNothingLaterAfterAFailure). Prepare and Release are an idempotent pair. Release is
@@ -8,12 +8,12 @@
 // (TestReleaseResumes).
 //
 // Every call that changes something has an intent before it. Each step has a durable mark: sent before the call, done
-// or deleted after its response. Every sent step is undone, whatever its outcome, so a new process knows the last user
-// of a volume. What the plugin declared when a volume was mounted decides how it is unmounted.
+// or deleted after its response. Every sent step is undone, whatever its outcome. From the marks a new process knows
+// the last user of a volume. What the plugin declared when a volume was mounted decides how it is unmounted.
 //
 // A volume has one staging path, and one target path per request of an alloc (hooks.Layout). Stager makes the staging
-// directory and the target's parent, and removes them with rmdir(2) only. The plugin makes and removes the target. A
-// second user of a staged volume whose usage needs another staging mount is a conflict.
+// directory and the target's parent, and removes them with rmdir(2) only. The plugin makes and removes the target. If
+// a second user of a staged volume needs a different staging mount, that is a conflict.
 //
 // The mount table decides. A publish is done when something is mounted at the target, an unpublish when nothing is.
 // NOT_FOUND is success only if the table agrees. No path that may hold a volume is ever touched. After a reboot the

@@ -14,8 +14,8 @@ import (
 // opened by the view itself could show a commit whose sync may still fail.
 //
 // bbolt does not allow several goroutines to use a transaction. Here it is safe, because a read-only transaction has no
-// bucket and node caches, so reading changes nothing. Test ReadersNeverSeeHalf of the suite checks that under the race
-// detector.
+// bucket and node caches, so reading changes nothing. Subtest ReadersNeverSeeHalf of registrytest checks that under
+// the race detector.
 type readers struct {
 	mu      sync.Mutex
 	current *pin

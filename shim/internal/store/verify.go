@@ -74,7 +74,7 @@ func verified(ctx context.Context, file *os.File) error {
 	return registry.Errorf(registry.ErrDamaged, "reading it crashes the verifier (%v): %s", exit, reason)
 }
 
-// memoryCopy copies a file into a memory file without a name.
+// memoryCopy copies a file into an anonymous memfd.
 func memoryCopy(file *os.File) (*os.File, error) {
 	info, err := file.Stat()
 	if err != nil {

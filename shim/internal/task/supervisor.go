@@ -30,9 +30,9 @@ type Fleet interface {
 type Plugin interface {
 	Probe(context.Context) (ready bool, err error)
 	Describe(context.Context, []registry.Role) (map[registry.Role]registry.Fingerprint, error)
-	// Outdated reports whether the last good Describe may not hold any more. Before the first one it reports true.
+	// Outdated reports whether the answer of the last good Describe may be stale. Before the first one it reports true.
 	Outdated() bool
-	// Lost returns once the connection is lost and no process accepts a new one, with the reason, or nil when ctx ends.
+	// Lost waits until the connection is lost and no process accepts a new one, and returns why; nil when ctx ends.
 	Lost(context.Context) error
 }
 
