@@ -167,8 +167,8 @@ func checkUnused(
 	if len(users) == 0 {
 		return nil
 	}
-	return registry.Errorf(registry.ErrConflict, "volume %s cannot be %s: it is %s",
-		v.VolumeName(), what, strings.Join(users, ", "))
+	return registry.Errorf(registry.ErrConflict, "volume %s cannot be %s: it is %s; "+
+		"`claim explain` shows how to release it", v.VolumeName(), what, strings.Join(users, ", "))
 }
 
 // uses describes how this node uses the volume.
