@@ -130,8 +130,9 @@ type Executor struct {
 	Holder NodeName `json:"holder,omitempty"` // empty: none
 	Lease  int64    `json:"lease,omitempty"`  // of the holder
 	Term   uint64   `json:"term"`             // counts the holders
-	// Former lists earlier holders that have not reported yet that all their calls have ended. A call that one of them
-	// has begun may only be repeated. LateCalls of nodes that are not in Former do not count.
+	// Former lists earlier holders, perhaps with the present one, that have not reported yet that all their earlier
+	// calls have ended. A call that one of them has begun may only be repeated. LateCalls of nodes that are not in
+	// Former do not count.
 	Former      []NodeName `json:"former,omitempty"`
 	CreateIndex Seq        `json:"create_index"`
 	ModifyIndex Seq        `json:"modify_index"`

@@ -140,9 +140,8 @@ func (e Executor) FormerAmong(senders []NodeName) (n NodeName, found bool) {
 	return "", false
 }
 
-// counting returns the plugin's late calls that count. It reads them aside: calls of former executors began before this
-// executor's term, so none begins. One commit turns an open call into a late call, so the view has it in one form or
-// the other.
+// counting returns the plugin's late calls that count. It reads them aside, because a commit that adds one for a volume
+// also changes what the decision reads: it deletes the open call, and GivenUp may change the Executor.
 func (v View) counting(e Executor) iter.Seq[LateCall] {
 	return func(yield func(LateCall) bool) {
 		if len(e.Former) == 0 {

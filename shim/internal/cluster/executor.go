@@ -88,6 +88,11 @@ func (e *Executors) local(plugin registry.PluginID) bool {
 // Sending implements intent.Executors. If this node's lease was not renewed in time, Sending waits for the renewal.
 func (e *Executors) Sending(ctx context.Context, by registry.ExecutorKey) (done func(), err error) {
 	e.session.awaitFirst(ctx) // calls that a swap has interrupted are repeated first
+	if by.Node == "" {
+		if err := e.state.Settle(ctx); err != nil { // a commit may have taken this node out of the senders of the call
+			return nil, err
+		}
+	}
 	for {
 		changed, valid := e.state.copy.next(), e.session.valid.next()
 		done = e.begin(by.Plugin)

@@ -59,7 +59,8 @@ type handOver struct {
 	plugin   registry.PluginID
 	holder   registry.NodeName // the executor when settle last ran, and its term
 	term     uint64
-	earlier  uint64                 // calls up to this number may be of an earlier term of this node
+	known    map[registry.Key]bool  // the calls when settle last ran
+	earlier  uint64                 // calls up to this number may be among them
 	attempts map[attemptKey]attempt // by call that has not ended
 }
 
@@ -77,8 +78,8 @@ type attempt struct {
 }
 
 // settle records which calls of this node as a former executor have ended at the plugin, once there is evidence. It
-// waits for calls that this shim began in an earlier term, as they may reach the plugin after the repetitions. It does
-// not wait for calls that this node begins as the executor again.
+// waits for calls that this shim has under way when it learns of them, as they may reach the plugin after the
+// repetitions. It does not wait for calls that this node begins later, as the executor again.
 func (h *handOver) settle(ctx context.Context) error {
 	var executor registry.Executor
 	var calls []registry.LateCall
@@ -92,16 +93,18 @@ func (h *handOver) settle(ctx context.Context) error {
 	case err != nil:
 		return err
 	case !slices.Contains(executor.Former, h.state.node):
-		h.holder, h.attempts = "", nil
+		h.known, h.attempts = nil, nil
 		return nil
-	case h.attempts == nil || h.holder != executor.Holder || h.term != executor.Term:
+	case h.known == nil || h.holder != executor.Holder || h.term != executor.Term ||
+		slices.ContainsFunc(calls, func(c registry.LateCall) bool { return !h.known[c.Key()] }):
 		h.holder, h.term, h.earlier = executor.Holder, executor.Term, h.lastCall()
-		if h.attempts == nil {
-			h.attempts = map[attemptKey]attempt{}
-		}
+	}
+	h.known = map[registry.Key]bool{}
+	for _, c := range calls {
+		h.known[c.Key()] = true
 	}
 	if !h.idleUpTo(h.plugin, h.earlier) {
-		return fmt.Errorf("this shim has calls to plugin %s under way, from before another node took over", h.plugin)
+		return fmt.Errorf("this shim has calls to plugin %s under way, which may be among them", h.plugin)
 	}
 	if h.session.Lease() == 0 && len(calls) > 0 && !h.gone(h.plugin) {
 		return fmt.Errorf("calls to plugin %s are not repeated without a lease in etcd", h.plugin)
@@ -183,7 +186,7 @@ func (h *handOver) repeatAll(ctx context.Context, calls []registry.LateCall) (en
 }
 
 // begun returns the calls of this node as a former executor that may still run at its plugin. If this node is the
-// executor again, open calls are not among them. Only this node changes which calls it has begun.
+// executor again, open calls are not among them.
 func (e *Executors) begun(v registry.View, executor registry.Executor) (list []registry.LateCall) {
 	list = v.LateCalls(executor.Plugin, e.state.node)
 	if executor.Holder != e.state.node {

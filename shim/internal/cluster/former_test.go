@@ -330,6 +330,17 @@ func TestCallIsGivenUpWhileItsExecutorIsSuspect(t *testing.T) {
 	}
 }
 
+// TestSendingWaitsForCommitsInDoubt asks whether a call may be sent while a commit of the node has no known outcome.
+func TestSendingWaitsForCommitsInDoubt(t *testing.T) {
+	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
+	a.await(t, true)()
+	doubts := a.testNode.doubts.Add(1)
+	a.await(t, true)()
+	if settled := a.testNode.settled.Load(); settled < doubts {
+		t.Errorf("%d of %d commits are settled", settled, doubts)
+	}
+}
+
 // TestRepetitionIsCheckedBeforeItIsSent changes the records after a node has decided to repeat a call.
 func TestRepetitionIsCheckedBeforeItIsSent(t *testing.T) {
 	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))

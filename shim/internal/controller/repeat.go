@@ -32,7 +32,7 @@ func withNode(node registry.NodeName, late registry.LateCall) registry.LateCall 
 func lateSnapshot(snap registry.VolumeSnapshot) registry.LateCall {
 	rpc := changingRPC(snap)
 	return registry.LateCall{Plugin: snap.Plugin, For: nameOf(snap.SnapshotSpec).String(), RPC: rpc,
-		Hash: intent.Hash(rpc, snap.Name, snap.VolumeKeys()), Snapshot: &snap}
+		Hash: intent.Hash(rpc, snap.Name, snap.VolumeKeys(), snap.Parameters), Snapshot: &snap}
 }
 
 // Repeat repeats, at an instance of the plugin on this node, a call that this node has begun as a former executor. It

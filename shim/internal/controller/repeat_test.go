@@ -385,6 +385,39 @@ func TestExecutorThatWasInterruptedChecksBeforeItSends(t *testing.T) {
 	})
 }
 
+// TestCallWithoutItsSenderIsNotSent has a commit take the executor out of a call's senders after its decision to send
+// the call, as a commit without a known outcome may do. The executor adds itself before it sends the call.
+func TestCallWithoutItsSenderIsNotSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		deleting := ready()
+		deleting.State, deleting.Created = registry.VolumeDeleting, true
+		d := open(t, of(registry.CreateDelete), deleting, takenOver)
+		var senders [][]registry.NodeName // before each try
+		d.Controller.Sender.Node = "n2"
+		d.Controller.Executors = observed{sending: func() {
+			if err := d.log.View(context.Background(), func(v registry.View) error {
+				for _, call := range v.Intents() {
+					senders = append(senders, call.Senders)
+					if call.Senders = nil; len(senders) == 1 {
+						defer d.put(call)
+					}
+				}
+				return nil
+			}); err != nil {
+				t.Error(err)
+			}
+		}}
+		if err := d.Controller.Delete(t.Context(), call, name); err != nil {
+			t.Error(err)
+		}
+		n2 := []registry.NodeName{"n2"}
+		if !slices.EqualFunc(senders, [][]registry.NodeName{n2, n2}, slices.Equal) {
+			t.Errorf("senders before the tries: %v", senders)
+		}
+		d.expect("DeleteVolume vol-data")
+	})
+}
+
 // TestDeletionWaitsForASnapshotThatIsTaken deletes a snapshot that a former executor's plugin may still take.
 func TestDeletionWaitsForASnapshotThatIsTaken(t *testing.T) {
 	snap := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, Source: key.External,

@@ -240,7 +240,8 @@ func (s *Snapshots) deleted(
 		[]registry.Event{s.event(registry.EventSnapshotKept, next, failure.Code+": "+failure.Detail)}, failure)
 }
 
-// store commits the next record, unless it only repeats the last failure. It returns the failure of the call, if any.
+// store commits the next record, unless it repeats the last failure and the senders stay. It returns the failure of the
+// call, if any.
 func (s *Snapshots) store(
 	ctx context.Context, was, next registry.VolumeSnapshot, events []registry.Event, failure *registry.CallError,
 ) (*registry.VolumeSnapshot, error) {
@@ -251,8 +252,12 @@ func (s *Snapshots) store(
 		ended = intent.Ends(failure) && slices.Contains(next.Senders, s.volumes.Sender.Node) &&
 			s.volumes.Executors.OneInstance(next.Plugin)
 	}
-	same := next.State == was.State && next.External == was.External && slices.Equal(next.Members, was.Members) &&
-		next.Failure.RPC == was.Failure.RPC && next.Failure.Code == was.Failure.Code
+	again := next.Failure.RPC == was.Failure.RPC && next.Failure.Code == was.Failure.Code
+	if again {
+		next.Failure.Since = was.Failure.Since
+	}
+	same := again && next.State == was.State && next.External == was.External &&
+		slices.Equal(next.Members, was.Members)
 	if same && !ended && len(events) == 0 {
 		return &next, err
 	}
@@ -271,7 +276,7 @@ func (s *Snapshots) remove(ctx context.Context, snap registry.VolumeSnapshot, ev
 	})
 }
 
-// commit stores an outcome, even if ctx has ended. If the record is gone or in another state, it stores nothing.
+// commit stores an outcome, even if ctx has ended. If the record is gone, it stores nothing.
 func (s *Snapshots) commit(
 	ctx context.Context, was registry.VolumeSnapshot, change func(now registry.VolumeSnapshot) registry.Change,
 ) error {
@@ -279,8 +284,12 @@ func (s *Snapshots) commit(
 	defer cancel()
 	_, err := s.volumes.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		now, found := view.Get(was.Key()).(registry.VolumeSnapshot)
-		if !found || now.CreateIndex != was.CreateIndex || now.State != was.State {
+		switch {
+		case !found || now.CreateIndex != was.CreateIndex:
 			return registry.Change{}, nil
+		case now.State != was.State:
+			return registry.Change{}, registry.Errorf(registry.ErrConflict, "%s is %s now",
+				nameOf(was.SnapshotSpec), now.State)
 		}
 		if err := s.volumes.executes(view, was.ExecutedBy()); err != nil {
 			return registry.Change{}, err // the new executor repeats the call

@@ -110,7 +110,11 @@ func (s *Snapshots) checkSend(ctx context.Context, snap registry.VolumeSnapshot)
 		if !found || now.CreateIndex != snap.CreateIndex || now.State != snap.State {
 			return registry.Errorf(registry.ErrConflict, "%s has changed meanwhile", nameOf(snap.SnapshotSpec))
 		}
-		_, err := s.senders(view, now)
+		senders, err := s.senders(view, now)
+		if err == nil && len(senders) > len(now.Senders) {
+			err = registry.Errorf(registry.ErrUnavailable, "the record of %s has changed; run the command again",
+				nameOf(snap.SnapshotSpec))
+		}
 		return err
 	})
 }

@@ -30,6 +30,7 @@ type snapshotAnswer struct {
 	group    csi.GroupSnapshot
 	blocks   []registry.Blocks
 	err      error
+	during   func() // runs before the answer
 }
 
 func (p *snapshotPlugin) next(ctx context.Context, format string, args ...any) snapshotAnswer {
@@ -44,6 +45,9 @@ func (p *snapshotPlugin) next(ctx context.Context, format string, args ...any) s
 	a := p.answers[0]
 	if len(p.answers) > 1 {
 		p.answers = p.answers[1:]
+	}
+	if a.during != nil {
+		a.during()
 	}
 	return a
 }
@@ -565,6 +569,24 @@ func TestSnapshotIsDeletedWhileItIsProcessed(t *testing.T) {
 			t.Errorf("the creation ended with %v", err)
 		}
 	})
+}
+
+// If a deletion begins during a call, the answer of the call is not stored, and the creation does not succeed.
+func TestDeletionBeginsDuringACall(t *testing.T) {
+	d := openSnapshots(t, of(registry.CreateSnapshot), answer(processing))
+	ready := answer(snapReady)
+	ready.during = func() {
+		deleting := d.state()
+		deleting.Before, deleting.State = deleting.State, registry.SnapshotDeleting
+		d.put(deleting)
+	}
+	d.plugin.answers = append(d.plugin.answers, ready)
+	if err := errOf(d.Create(t.Context(), call, snapSpec)); !errors.Is(err, registry.ErrConflict) {
+		t.Errorf("the creation: %v", err)
+	}
+	if now := d.state(); now.State != registry.SnapshotDeleting {
+		t.Errorf("%+v", now)
+	}
 }
 
 // A snapshot is not deleted while a volume is created from it. A volume is not deleted while a snapshot of it is taken.

@@ -2,6 +2,7 @@ package intent
 
 import (
 	"context"
+	"slices"
 
 	"holdfast/registry"
 )
@@ -77,6 +78,10 @@ func (d *delivery) checkSend(ctx context.Context) error {
 		executor, err := d.executor(view)
 		if err != nil {
 			return err
+		}
+		if open, _ := d.OpenCall(view, d.Intent); !slices.Contains(open.Senders, d.sender) {
+			d.Intent.Senders = open.Senders // a commit without a known outcome was carried out; the next try adds it
+			return registry.Errorf(registry.ErrUnavailable, "the record of %s of %s has changed", open.RPC, open.Name)
 		}
 		return view.Blocks(executor, d.Intent)
 	})
