@@ -37,11 +37,15 @@ func TestNextExecutorRepeatsTheCall(t *testing.T) {
 	}
 	var both []*executing
 	file := t.TempDir() + "/backend"
-	for _, e := range nodes {
+	for i, e := range nodes {
 		e.backend = csifake.NewBackend(file) // of its own, so that no plugin knows what runs at the other one
 		both = append(both, &executing{e, e.addPlugin("plugin-"+string(e.config.Node), csifake.Monolith)})
+		if i == 0 { // then its node is the executor
+			e.must(e.create("first"))
+			e.must(e.delete("first"))
+		}
 	}
-	former, next := both[0], both[1] // the first plugin made its node the executor
+	former, next := both[0], both[1]
 	for i, rpc := range rpcs {
 		moment := []string{"before", "after"}[i%2]
 		t.Logf("%s killed %s %s", former.config.Node, moment, rpc)
