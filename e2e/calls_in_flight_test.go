@@ -86,6 +86,7 @@ func inTheMiddleOfEachCall(t *testing.T, disturb func(h *heldCall)) {
 // The shim is killed in the middle of each call. The caller gets what it asked for, the claim does not change, and
 // nothing is lost or left.
 func TestShimKilledInTheMiddle(t *testing.T) {
+	t.Parallel()
 	inTheMiddleOfEachCall(t, func(h *heldCall) {
 		gate, claim := h.gate, h.claims()["alloc-1"]
 		h.next(h.plugin.Plugin)
@@ -99,6 +100,7 @@ func TestShimKilledInTheMiddle(t *testing.T) {
 
 // The plugin is killed in the middle of each call and started again. The caller gets what it asked for.
 func TestPluginKilledInTheMiddle(t *testing.T) {
+	t.Parallel()
 	inTheMiddleOfEachCall(t, func(h *heldCall) {
 		h.plugin.Kill()
 		h.gate.Open()

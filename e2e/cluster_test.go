@@ -50,6 +50,7 @@ func (e *env) etcd() *clientv3.Client {
 
 // TestNodesShareVolumes creates, uses and deletes volumes at two nodes. The plugin's controller runs on one of them.
 func TestNodesShareVolumes(t *testing.T) {
+	t.Parallel()
 	nodes := newCluster(t, 2, nil, allCaps...)
 	a, b := nodes[0], nodes[1]
 	pa := a.addPlugin("plugin-a", csifake.Monolith)

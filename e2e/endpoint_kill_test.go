@@ -21,6 +21,7 @@ import (
 // The shim is killed in the middle of each call of a CSI client. The next shim repeats the call, and the client gets
 // its answer. No use is left.
 func TestShimKilledDuringACallOfAClient(t *testing.T) {
+	t.Parallel()
 	for _, when := range []string{"before", "after"} {
 		t.Run(when, func(t *testing.T) {
 			t.Parallel()

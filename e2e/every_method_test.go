@@ -27,6 +27,7 @@ import (
 // one shim: what it asks for is done once, and what must be refused is refused. Streams continue. Each mutating method
 // is held by a swap at least once, and cut off by a kill.
 func TestNoFailedCall(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		disturb func(tr *traffic) func(methods []string) (missed []string)
 		without []string // methods that are not called

@@ -36,8 +36,10 @@ func (e *env) lose() {
 // TestLostNode loses a node with a volume in use. In one run an operator declares it out of service, in the other the
 // hosts of the others fence it. Before that nothing is released. When the node is back, its mounts go first.
 func TestLostNode(t *testing.T) {
+	t.Parallel()
 	for _, policy := range []string{"wait", "fence"} {
 		t.Run(policy, func(t *testing.T) {
+			t.Parallel()
 			var fences atomic.Int32
 			nodes := newCluster(t, 3, func(c *host.Config) {
 				c.Cluster = strings.Replace(c.Cluster, `"4s"`, fmt.Sprintf("\"5s\"\n lost_nodes = %q", policy), 1)

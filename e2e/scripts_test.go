@@ -47,6 +47,7 @@ import (
 //	                             compared with testdata/tells/NAME.want
 //	legal FILE                   the journal breaks no rule of CSI, and everything that was set up was taken down
 func TestScripts(t *testing.T) {
+	t.Parallel()
 	if os.Getuid() != 0 {
 		t.Skip("real mounts need root")
 	}
