@@ -28,7 +28,7 @@ or shim.db for tasks that use volumes). --recover=adopt rebuilds the records and
 adopts the tasks. --recover=stop stops them and deletes their jobs.
 Mounts of lost records stay until holdfast doctor --repair removes them.
 
-The configuration file of --config has the flags as keys, with underscores:
+The configuration file of --config has most flags as keys, with underscores:
 log_level = "debug". Flags and variables of the environment have precedence.
 A cluster block makes the node share volumes with other nodes, through etcd.
 

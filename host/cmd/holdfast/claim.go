@@ -47,7 +47,7 @@ func newClaimExplain(io streams, p *globalFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use: "explain VOLUME", Short: "Say who holds a volume, what waits for it, and what happens next",
 		Long: "Say who holds a volume, where it is attached, which allocs of this node wait for it, since when, and " +
-			"what happens next. For the waits of allocs on another node, run it there.",
+			"what happens next. For allocs of another node, run this command there.",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			e, err := p.client().ExplainClaims(c.Context(), volumeName(namespace, args[0]))
@@ -86,10 +86,10 @@ func writeExplanation(to io.Writer, e control.ClaimExplanation) error {
 func newClaimRelease(io streams, p *globalFlags) *cobra.Command {
 	f, namespace := forceFlags{}, ""
 	c := &cobra.Command{
-		Use:   "release VOLUME ALLOC --force",
+		Use:   "release VOLUME ALLOC --force --confirm ALLOC",
 		Short: "Release a claim of a node that is gone, or of an alloc that is unknown",
-		Long: "Release the claims of an alloc on a volume for which there is no normal release: their node is not " +
-			"alive, or it is this node and does not know the alloc. The volume is detached from the node first.\n\n" +
+		Long: "Release the claims of an alloc on a volume if the alloc cannot be stopped: its node is not alive, or " +
+			"it is this node and does not know the alloc. The volume is detached from the node first.\n\n" +
 			"If the volume is still mounted there, two writers may destroy its data. The claims of an alloc that its " +
 			"node knows are released when the alloc is stopped.",
 		Args: usageArgs(cobra.ExactArgs(2)),

@@ -10,7 +10,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"os/signal"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -77,11 +76,9 @@ repeated if it was interrupted.
 
 Secrets are not moved: the cluster stores references, not values. The command
 lists them before it moves anything. Put each at the same place on all nodes
-that run the plugin. The value of a literal secret of a volume file is in a file
+that run the plugin. A secret that a volume file gives by value is in a file
 below the state directory: copy that file.`,
-		RunE: func(c *cobra.Command, _ []string) error {
-			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)
-			defer stop()
+		RunE: untilInterrupted(func(c *cobra.Command, ctx context.Context) error {
 			text, err := f.complete(c, false)
 			if err == nil && text == "" {
 				err = f.noCluster()
@@ -107,7 +104,7 @@ below the state directory: copy that file.`,
 					"places (files with mode 0600)\n")
 			}
 			return nil
-		},
+		}),
 	}
 	f.register(c)
 	return c
@@ -122,15 +119,13 @@ must not run. Remove the cluster block before you start it again: the node then
 is outside a cluster, and knows no volumes.
 
 The command refuses while the node has claims, attachments, mounts or volumes of
-its own, or is the executor of a plugin; the error says what to do. It can be
-repeated if it was interrupted.
+its own, or makes the controller calls of a plugin; the error says what to do.
+It can be repeated if it was interrupted.
 
 If the cluster is gone for good, --force deletes its records on this node
 without etcd. The volumes stay at their plugins, which may keep them attached
 to this node. Register those that you need.`,
-		RunE: func(c *cobra.Command, _ []string) error {
-			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)
-			defer stop()
+		RunE: untilInterrupted(func(c *cobra.Command, ctx context.Context) error {
 			text, err := f.complete(c, force)
 			switch {
 			case err != nil:
@@ -155,7 +150,7 @@ to this node. Register those that you need.`,
 						"you start the agent\n", f.node, clean(answer.Left), f.config)
 					return err
 				})
-		},
+		}),
 	}
 	f.register(c)
 	c.Flags().BoolVar(&force, "force", false, "the cluster is gone for good: do not contact etcd")

@@ -10,7 +10,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"os/signal"
 	"strings"
 	"time"
 
@@ -38,18 +37,16 @@ plugin is called. --repair carries out exactly the repairs that are printed. A
 mount in use is never unmounted.
 
 Exit codes: 0 no inconsistencies; 1 inconsistencies found; 2 usage error;
-3 no agent is running; 4 inspection or repair failed;
+3 no agent at --address, or no access to it; 4 inspection or repair failed;
 5 no inconsistencies found, but the inspection is incomplete: see "unseen" findings, or "unexamined" with --json.
 Parts excluded by the configuration (list_volumes = false) are "skipped".`,
-		RunE: func(c *cobra.Command, _ []string) error {
-			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)
-			defer stop()
+		RunE: untilInterrupted(func(_ *cobra.Command, ctx context.Context) error {
 			d, err := openDoctor(ctx, p, shim)
 			if err != nil {
 				return inspectError{err}
 			}
 			return d.run(ctx, io, p.json, repair)
-		},
+		}),
 	}
 	c.Flags().BoolVar(&repair, "repair", false, "carry out the repairs that are printed")
 	c.Flags().StringVar(&shim, "shim", "",

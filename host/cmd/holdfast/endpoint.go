@@ -24,7 +24,8 @@ func newEndpoint(io streams, p *globalFlags) *cobra.Command {
 		Long: `Serve the CSI services of a plugin on a unix socket, for any CSI client, until interrupted.
 
 The socket stays the same while instances of the plugin come and go and while the shim or the agent
-is replaced. Calls that would change a volume of Holdfast's own fail with FAILED_PRECONDITION.`,
+is replaced. Calls that change a volume or delete a snapshot that is registered in Holdfast fail
+with FAILED_PRECONDITION.`,
 		Args: usageArgs(cobra.ExactArgs(2)),
 		RunE: func(c *cobra.Command, args []string) error {
 			ctx, stop := untilEndSignal(c.Context())

@@ -39,7 +39,7 @@ func (f *forceFlags) options() (host.Force, error) {
 func newAllocRelease(io streams, p *globalFlags) *cobra.Command {
 	f := forceFlags{}
 	c := &cobra.Command{
-		Use: "release ID --force", Short: "Release the volumes of an alloc whose plugin is gone for good",
+		Use: "release ID --force --confirm ID", Short: "Release the volumes of an alloc whose plugin is gone for good",
 		Long: "Release the volumes of a stopped alloc whose plugin or backend is gone for good.\n\n" +
 			"Calls that fail, or have no healthy plugin, are skipped. A mount in use is never unmounted. " +
 			"Recently written data may be lost.",
@@ -71,8 +71,8 @@ func newVolumeDetach(io streams, p *globalFlags) *cobra.Command {
 		Use: "detach ID", Short: "Detach an unused volume from nodes",
 		Long: "Detach a volume that is not in use from all nodes, or from one. " +
 			"--node may name a node that is gone.\n\n" +
-			"The host first fences a node other than this one. If it cannot, or if the plugin is gone, --force and " +
-			"--confirm are needed.",
+			"The fence command of the agent fences other nodes first. If there is none, or if the plugin is gone, " +
+			"--force and --confirm are needed.",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			o, err := f.options()

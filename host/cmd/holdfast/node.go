@@ -78,7 +78,7 @@ func newNodeDrain(io streams, p *globalFlags) *cobra.Command {
 func newNodeOutOfService(io streams, p *globalFlags) *cobra.Command {
 	confirm, reason := "", ""
 	c := &cobra.Command{
-		Use: "out-of-service ID", Short: "Release the volumes of a node whose machine is off",
+		Use: "out-of-service ID --confirm ID", Short: "Release the volumes of a node whose machine is off",
 		Long: "Declare that nothing runs on a node any more, because its machine is off or destroyed. Its volumes " +
 			"are detached and its claims released, so that other nodes can use them.\n\n" +
 			"If the machine still runs, two nodes write to the same volumes and destroy their data. A node that is " +
@@ -107,7 +107,7 @@ func newNodeForget(io streams, p *globalFlags) *cobra.Command {
 	reason := ""
 	c := &cobra.Command{
 		Use: "forget ID", Short: "Remove a node that never comes back", Args: usageArgs(cobra.ExactArgs(1)),
-		Long: `Remove from the list of nodes a node that never comes back. The command refuses
+		Long: `Remove a node from the list because it never comes back. The command refuses
 if the node is alive, or if records depend on it. holdfast node out-of-service
 releases claims and attachments; volumes and snapshots that are stored there
 have to be deregistered.

@@ -21,7 +21,7 @@ import (
 )
 
 func newPlugin(io streams, p *globalFlags) *cobra.Command {
-	return group("plugin", "Inspect CSI plugins",
+	return group("plugin", "Manage CSI plugins",
 		statusCommand(io, p, "List plugins, or show one with its instances and tasks", (*control.Client).Plugins,
 			writePlugins, (*control.Client).Plugin, writePlugin),
 		newPluginCapacity(io, p), newPluginRoll(io, p), newPluginUses(io, p), newPluginForget(io, p))
@@ -71,8 +71,8 @@ func newPluginRoll(io streams, p *globalFlags) *cobra.Command {
 		},
 	}
 	c.Flags().BoolVar(&o.Drain, "drain", false, "restart the allocs that use mounts of old instances")
-	c.Flags().BoolVar(&o.Force, "force", false, "stop an instance although calls run there or it serves mounts, "+
-		"if a roll under way keeps it or it has to be stopped before the new one starts")
+	c.Flags().BoolVar(&o.Force, "force", false, "stop an old instance that still has calls or serves mounts, if a "+
+		"roll keeps it, or has to stop it before the new one starts")
 	return c
 }
 

@@ -208,7 +208,7 @@ Exit codes:
   3  no agent is running
   4  doctor: inspection or repair failed
   5  doctor: inspection incomplete, no inconsistencies found
-  129, 130, 143  ended by SIGHUP, SIGINT, SIGTERM`
+  129, 130, 143  ended by SIGHUP, SIGINT, SIGTERM (agent, csi-endpoint: 0)`
 	root.TraverseChildren = true // so that an error names an unknown flag before a command
 	root.Version = host.Version
 	root.SetVersionTemplate("holdfast {{.Version}}\n")

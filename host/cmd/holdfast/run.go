@@ -37,7 +37,7 @@ func newRun(io streams, p *globalFlags) *cobra.Command {
 created, or registered if they have an external_id, when their plugin is
 healthy. Then the other jobs start.
 
-The command ends when all jobs without a plugin are complete batch jobs, or on
+It ends when all jobs without a plugin are batch jobs and have ended, or on
 SIGINT, SIGTERM or SIGHUP. It stops users of volumes first, then plugins. A
 second SIGINT or SIGTERM kills the tasks and leaves their volumes mounted.
 

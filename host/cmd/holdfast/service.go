@@ -427,6 +427,21 @@ func (e interrupted) code() int {
 	return exitFailed
 }
 
+// untilInterrupted returns the function of a command that can be repeated. Its context ends at the first signal. If do
+// fails then, the error is an interrupted.
+func untilInterrupted(do func(*cobra.Command, context.Context) error) func(*cobra.Command, []string) error {
+	return func(c *cobra.Command, _ []string) error {
+		ctx, stop := untilEndSignal(c.Context())
+		defer stop()
+		err := do(c, ctx)
+		if by, is := errors.AsType[interrupted](context.Cause(ctx)); is && err != nil {
+			by.text = "interrupted; run the command again"
+			return by
+		}
+		return err
+	}
+}
+
 // endSignals delivers the signals that end a command, in their order. SIGHUP is one of them, unless nohup ignores it.
 // Until stop is called, a write to a closed pipe returns an error instead of ending the process.
 func endSignals() (received chan os.Signal, stop func()) {

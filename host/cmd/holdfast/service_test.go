@@ -1,10 +1,14 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"holdfast/hooks"
@@ -68,5 +72,27 @@ func TestMountsOfTheOperatorStay(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestSignalIsTheExitCode interrupts commands that can be repeated: one that fails, and one that has succeeded.
+func TestSignalIsTheExitCode(t *testing.T) {
+	c := &cobra.Command{}
+	c.SetContext(t.Context())
+	for _, failed := range []bool{true, false} {
+		err := untilInterrupted(func(_ *cobra.Command, ctx context.Context) error {
+			if err := unix.Kill(os.Getpid(), unix.SIGTERM); err != nil {
+				return err
+			}
+			<-ctx.Done()
+			if failed {
+				return ctx.Err()
+			}
+			return nil
+		})(c, nil)
+		by, is := errors.AsType[interrupted](err)
+		if is != failed || is && (by.code() != 143 || !strings.Contains(by.Error(), "again")) {
+			t.Errorf("failed: %t: %v", failed, err)
+		}
 	}
 }

@@ -85,7 +85,8 @@ func newShimSwap(io streams, p *globalFlags) *cobra.Command {
 			return p.swap(c.Context(), io, control.SwapRequest{Path: path, SHA256: sum, By: operator()})
 		},
 	}
-	c.Flags().StringVar(&sum, "sha256", "", "expected digest of the binary (default: the content of PATH.sha256)")
+	c.Flags().StringVar(&sum, "sha256", "", "expected digest of the binary (default: the content of PATH.sha256; "+
+		"without that file, the binary is trusted)")
 	return c
 }
 

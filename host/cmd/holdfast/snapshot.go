@@ -53,7 +53,7 @@ func newGroupSnapshot(io streams, p *globalFlags) *cobra.Command {
 	create.Short = "Take snapshots of volumes at one point in time and wait until they are ready to use"
 	create.Long = create.Short + `.
 
-The volumes belong to one plugin. Each volume's snapshot has the ID ID-VOLUME. Volumes can be
+The volumes belong to one plugin. The ID of each snapshot is ID-VOLUME. Volumes can be
 created from it; it is deleted only with the group.`
 	create.Args = usageArgs(cobra.MinimumNArgs(2))
 	return group("group-snapshot", "Manage snapshots of several volumes, taken at one point in time", create,
@@ -97,7 +97,7 @@ func newSnapshotCreate(
 	c.Flags().StringVar(&name, "name", "", "name of the "+kind.noun+" at the plugin (default the ID)")
 	c.Flags().StringArrayVar(&parameters, "parameter", nil, "parameter for the plugin, as key=value; may be repeated")
 	c.Flags().StringArrayVar(&secrets, "secret", nil,
-		"secret for the plugin: name=env:VARIABLE, name=file:PATH or name=callback:NAME (of the host); repeatable "+
+		"secret for the plugin: name=env:VARIABLE (of the agent) or name=file:PATH; repeatable "+
 			"(default the volume's secrets)")
 	return c
 }
@@ -149,16 +149,14 @@ func assignments(flag string, list []string) (map[string]string, error) {
 func secretReferences(list []string) (map[string]registry.Secret, error) {
 	texts, err := assignments("--secret", list)
 	if err != nil {
-		return nil, usageError{errors.New("--secret: write name=env:VARIABLE, name=file:PATH or name=callback:NAME")}
+		return nil, usageError{errors.New("--secret: write name=env:VARIABLE or name=file:PATH")}
 	}
 	var out map[string]registry.Secret
 	for name, text := range texts {
 		kind, at, _ := strings.Cut(text, ":")
-		secret, known := map[string]registry.Secret{"env": {Env: at}, "file": {File: at},
-			"callback": {Callback: at}}[kind]
+		secret, known := map[string]registry.Secret{"env": {Env: at}, "file": {File: at}}[kind]
 		if !known || at == "" { // do not print the text: it may be the secret itself
-			return nil, usageError{fmt.Errorf("--secret %s: write %s=env:VARIABLE, %s=file:PATH or %s=callback:NAME",
-				name, name, name, name)}
+			return nil, usageError{fmt.Errorf("--secret %s: write %s=env:VARIABLE or %s=file:PATH", name, name, name)}
 		}
 		if out == nil {
 			out = map[string]registry.Secret{}

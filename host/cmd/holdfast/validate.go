@@ -31,7 +31,7 @@ func newValidate(io streams, p *globalFlags) *cobra.Command {
 	v, a := &variables{}, &agentFlags{}
 	c := &cobra.Command{
 		Use: "validate FILE...", Short: "Check job and volume files",
-		Long: "Check job and volume files (- is standard input). Variables without a value may have any. " +
+		Long: "Check job and volume files (- is standard input). Variables may be left without a value. " +
 			"No agent is needed. The exit code is 1 if a file is invalid.",
 		Args: usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {

@@ -147,7 +147,7 @@ func newVolumeAdopt(io streams, p *globalFlags) *cobra.Command {
 	c.Flags().StringArrayVar(&f.capabilities, "capability", []string{"single-node-writer:file-system"},
 		"access mode and attachment mode, as ACCESS:ATTACHMENT; may be repeated")
 	c.Flags().StringArrayVar(&f.secrets, "secret", nil,
-		"secret for the plugin: name=env:VARIABLE, name=file:PATH or name=callback:NAME (of the host); repeatable")
+		"secret for the plugin: name=env:VARIABLE (of the agent) or name=file:PATH; repeatable")
 	return c
 }
 
