@@ -277,8 +277,8 @@ func (f *fields) primitive(name string) (string, bool) {
 	return stringOf(v)
 }
 
-// truth reads a bool attribute.
-func (f *fields) truth(name string) bool {
+// isTrue reads a bool attribute.
+func (f *fields) isTrue(name string) bool {
 	declared := f.declared(name, isBool)
 	v, ok := f.value(name)
 	if !ok {

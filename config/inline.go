@@ -26,7 +26,7 @@ func (f *file) inline(volume *fields, b block) (*hooks.Ephemeral, registry.Usage
 		f.errorf(volume.at("source"), "remove source, or the ephemeral block",
 			"an inline volume has no source: its plugin makes it")
 	}
-	if volume.truth("per_alloc") {
+	if volume.isTrue("per_alloc") {
 		f.errorf(volume.at("per_alloc"), "remove per_alloc", "every alloc has an inline volume of its own")
 	}
 	at := f.open(b, ephemeralStanza)

@@ -84,7 +84,7 @@ func (f *file) checkAsked(at *fields, name string, asked *requests) {
 func (f *file) mount(at *fields, volume string) hooks.VolumeMount {
 	at.need("destination")
 	m := hooks.VolumeMount{
-		Volume: registry.RequestName(volume), ReadOnly: at.truth("read_only"),
+		Volume: registry.RequestName(volume), ReadOnly: at.isTrue("read_only"),
 		Propagation: oneOf[hooks.Propagation](at, "propagation_mode"), SELinux: oneOf[string](at, "selinux_label"),
 	}
 	m.Destination, _ = at.destination("destination")

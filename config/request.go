@@ -102,7 +102,7 @@ func (f *file) request(asked *requests, b block, facts groupFacts) bool {
 	if b, ok := at.one("create"); ok {
 		v.Create = f.create(at, b, v)
 	}
-	v.Usage.ReadOnly = at.truth("read_only")
+	v.Usage.ReadOnly = at.isTrue("read_only")
 	if options, ok := at.one("mount_options"); ok {
 		f.mountOptions(options).overlay(&v.Usage)
 		if v.Usage.Attachment == registry.BlockDevice {
@@ -122,7 +122,7 @@ func (f *file) stored(at *fields, v *hooks.VolumeRequest) {
 	}
 	at.need("access_mode", "attachment_mode")
 	v.Source = string(parsed(at, "source", registry.ParseVolumeID))
-	v.PerAlloc = at.truth("per_alloc")
+	v.PerAlloc = at.isTrue("per_alloc")
 	v.Usage.Access = oneOf[registry.AccessMode](at, "access_mode")
 	v.Usage.Attachment = oneOf[registry.AttachmentMode](at, "attachment_mode")
 }

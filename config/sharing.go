@@ -16,7 +16,7 @@ type groupFacts struct {
 
 // checkUse reports a usage that no volume can support, by Nomad's rules.
 func (f *file) checkUse(at *fields, v hooks.VolumeRequest, facts groupFacts) {
-	if at.truth("sticky") {
+	if at.isTrue("sticky") {
 		f.errorf(at.at("sticky"), "remove it", "sticky is for host volumes")
 	}
 	if v.Usage.Access.ReaderOnly() && !v.Usage.ReadOnly {

@@ -216,7 +216,7 @@ func (d *decoder) variables(declared map[string]*variable) cty.Value {
 func (d *decoder) validate(v *variable, b *hclsyntax.Block, ctx *hcl.EvalContext) {
 	f := d.open(block{kind: "validation", body: b.Body, ctx: ctx, head: b.DefRange()}, validationStanza)
 	message, _ := f.text("error_message")
-	if !f.truth("condition") {
+	if !f.isTrue("condition") {
 		d.errorf(v.at, strings.TrimSpace(message), "the value of variable %q is not allowed", v.name)
 	}
 }

@@ -254,7 +254,7 @@ func TestHostRestart(t *testing.T) {
 			for _, problem := range healthErrors(history, nil) {
 				t.Error(problem)
 			}
-			if problem := e.eventsAfterCursor(other, history); problem != "" {
+			if problem := e.diffAfterCursor(other, history); problem != "" {
 				t.Errorf("after the cursor of the killed host: %s", problem)
 			}
 		})
@@ -325,8 +325,8 @@ func (e *env) checkRestored(p *hostProcess, user host.AllocGroup) {
 	}
 }
 
-// eventsAfterCursor returns what is wrong with the events after the killed host's cursor.
-func (e *env) eventsAfterCursor(p *hostProcess, history []host.Event) string {
+// diffAfterCursor compares the events after the killed host's cursor with the history.
+func (e *env) diffAfterCursor(p *hostProcess, history []host.Event) string {
 	e.t.Helper()
 	last := p.events[len(p.events)-1].Seq
 	want := slices.DeleteFunc(slices.Clone(history), func(event host.Event) bool { return event.Seq <= last })

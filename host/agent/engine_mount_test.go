@@ -361,7 +361,7 @@ func TestTrapD10ReleaseThatFailsIsContinued(t *testing.T) {
 		e.engineMount("a", dockerd)
 		e.engineUnmount("a", dockerd)
 		e.hasCount("released", 0)
-		e.hasError(e.tryEngineMount("b", dockerd), nil, "release the volume from its last use: busy")
+		e.hasError(e.tryEngineMount("b", dockerd), nil, "release its previous mount: busy")
 		busy.Store(false)
 		time.Sleep(2 * engineReview)
 		e.engineUses(1, 1)

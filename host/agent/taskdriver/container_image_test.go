@@ -23,7 +23,7 @@ func checkContainerLoad(t *testing.T, e *enginetest.Engine, d Container) {
 	must(t, d.Prepare(t.Context(), task, func(string) {}))
 	h := startContainer(t, d, task)
 	awaitOutput(t, d, h, "one two words\n")
-	limit := kernelLimit(t, h.TaskPID)
+	limit := memoryLimit(t, h.TaskPID)
 	if limit != "67108864" {
 		t.Errorf("the memory limit is %q", limit)
 	}
@@ -31,8 +31,8 @@ func checkContainerLoad(t *testing.T, e *enginetest.Engine, d Container) {
 	wait(t, d, h)
 }
 
-// kernelLimit returns the memory limit of a process's cgroup.
-func kernelLimit(t *testing.T, pid int) string {
+// memoryLimit returns the memory limit of a process's cgroup.
+func memoryLimit(t *testing.T, pid int) string {
 	t.Helper()
 	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	must(t, err)

@@ -365,7 +365,7 @@ func TestFilesGetTheVariablesTheyDeclare(t *testing.T) {
 }
 
 // Each command in a notice exists and accepts its arguments. Notices are in the transcripts of package e2e.
-func TestWhatIsAdvisedCanBeTyped(t *testing.T) {
+func TestAdvisedCommandsAreValid(t *testing.T) {
 	paths, err := filepath.Glob("../../../e2e/testdata/tells/*.want")
 	if err != nil || len(paths) < 10 {
 		t.Fatalf("%v, %v", paths, err)

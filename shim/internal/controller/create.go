@@ -216,7 +216,7 @@ func (m *Controller) create(ctx context.Context, call registry.Call, spec regist
 	opened.Volume.External = placeholderID(spec)
 	var clash error // a concurrent creation has taken the id, so this volume becomes uncertain
 	err = m.sendTo(ctx, intent.Caller{}, spec, &request.Secrets, intent.Call{
-		Intent: opened, Policy: how.policy, NextDrive: how.again,
+		Intent: opened, Policy: how.policy, RepeatAfter: how.again,
 		Before: func(view registry.View) (registry.Change, error) { return beginChange(view, made) },
 		Done: func(view registry.View) registry.Change {
 			if clash = checkIDFree(view, made); clash != nil {

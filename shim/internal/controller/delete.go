@@ -141,7 +141,7 @@ func (m *Controller) sendDelete(
 	return m.sendTo(ctx, intent.Caller{}, v.VolumeSpec, &request.Secrets, intent.Call{
 		Intent:    newIntent(registry.DeleteVolumeRPC, call, v, intent.Hash(registry.DeleteVolumeRPC, request)),
 		Policy:    p,
-		NextDrive: again,
+		RepeatAfter: again,
 		Before: func(view registry.View) (registry.Change, error) {
 			v, err := mayDelete(view, v.VolumeName(), local)
 			v.State = registry.VolumeDeleting

@@ -270,9 +270,9 @@ func alterationRuns(view registry.View, key registry.VolumeKey) bool {
 	return found && open.RPC.Alters() && intent.MayRun(open)
 }
 
-// snapshotted returns a snapshot whose creation may still run at the plugin and reads the volume. The shim that sent
-// the call may have died before the plugin answered.
-func snapshotted(view registry.View, key registry.VolumeKey) (name snapshotName, found bool) {
+// takenNow returns a snapshot of the volume whose creation may still run at the plugin. The shim that sent the call may
+// have died before the plugin answered.
+func takenNow(view registry.View, key registry.VolumeKey) (name snapshotName, found bool) {
 	for _, snap := range view.SnapshotRecords() {
 		runs := !intent.Answers(snap.Failure.Code) || snap.Failure.Code == "ABORTED"
 		if snap.State == registry.SnapshotCreating && runs && slices.Contains(snap.VolumeKeys(), key) {
@@ -293,7 +293,7 @@ func (m *Controller) lockToAlter(ctx context.Context, key registry.VolumeKey, wh
 		var name snapshotName
 		wait := false
 		err = m.State.View(ctx, func(view registry.View) error {
-			name, wait = snapshotted(view, key)
+			name, wait = takenNow(view, key)
 			wait = wait && !alterationRuns(view, key)
 			return nil
 		})

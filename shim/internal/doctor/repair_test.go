@@ -154,7 +154,7 @@ func TestIgnoringUsersIsNoticed(t *testing.T) {
 	if slices.Equal(brief(Examine(f)), brief(Examine(careless))) || Digest(Examine(careless)) == "" {
 		t.Error("the users make no difference")
 	}
-	used := newMachine(shrug{t})
+	used := newMachine(ignoreErrors{t})
 	used.mount(stray("stage", "x"))
 	used.users[stray("stage", "x")] = []mount.User{{Text: "process 7"}}
 	if err := used.Unmount(t.Context(), stray("stage", "x")); err == nil {
@@ -162,10 +162,10 @@ func TestIgnoringUsersIsNoticed(t *testing.T) {
 	}
 }
 
-// shrug is a test that ignores the errors that a machine reports.
-type shrug struct{ testing.TB }
+// ignoreErrors is a test that ignores errors which a machine reports.
+type ignoreErrors struct{ testing.TB }
 
-func (shrug) Errorf(string, ...any) {}
+func (ignoreErrors) Errorf(string, ...any) {}
 
 // A mount that gets a user between plan and unmount stays.
 func TestUsersAreCheckedBeforeUnmount(t *testing.T) {

@@ -49,8 +49,8 @@ type Call struct {
 	Failed func(view registry.View, err *registry.CallError, clean bool) registry.Change
 	// What is the purpose of the call, for errors, such as "stage volume v1". It may be empty.
 	What string
-	// NextDrive is the delay until the owner of the call sends an uncertain call again, for display; 0: unknown.
-	NextDrive time.Duration
+	// RepeatAfter is the delay until the owner of the call sends an uncertain call again, for display; 0: unknown.
+	RepeatAfter time.Duration
 	// RetryUntil is as in Caller.
 	RetryUntil time.Time
 	// Policy is the retry policy. The zero value selects PolicyOf(Intent.RPC).

@@ -415,8 +415,8 @@ func (d *delivery) giveUp(ctx context.Context, err *registry.CallError) error {
 		})
 	case !Released(ctx):
 		next := time.Time{}
-		if d.NextDrive > 0 {
-			next = d.Now().Add(d.NextDrive)
+		if d.RepeatAfter > 0 {
+			next = d.Now().Add(d.RepeatAfter)
 		}
 		failed = d.keepOpen(ctx, err, next)
 	}

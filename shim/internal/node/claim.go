@@ -59,10 +59,11 @@ func (req *request) provide(
 		return vol, err
 	}
 	req.step = registry.StepCreate
-	over := req.waitsLong(ctx, registry.Wait{For: "plugin " + string(r.Create.Plugin), RPC: registry.CreateVolumeRPC})
+	wait := registry.Wait{For: "plugin " + string(r.Create.Plugin), RPC: registry.CreateVolumeRPC}
+	ended := req.recordLongWait(ctx, wait)
 	vol, err = req.controller.Provide(ctx, req.by.Call, r.Create.Spec(req.name, r.Usage),
 		originOf(g.Job, g.Group, r.Name))
-	if over(); err == nil {
+	if ended(); err == nil {
 		req.waited(ctx)
 	}
 	return vol, err

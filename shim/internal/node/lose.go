@@ -81,7 +81,7 @@ func (req *request) awaitAdmitted(ctx context.Context, g hooks.AllocGroup) error
 		over()
 		over = func() {}
 		if req.admit(ctx, g) == nil {
-			over = req.waitsLong(ctx, registry.Wait{Detail: what})
+			over = req.recordLongWait(ctx, registry.Wait{Detail: what})
 		}
 	})
 }

@@ -33,7 +33,7 @@ func (req *request) turn(ctx context.Context, what string) (leave func(), err er
 	req.step = registry.StepTurn
 	over := func() {}
 	if busy := req.Locks.Busy(req.key.Volume); busy != "" {
-		over = req.waitsLong(ctx, registry.Wait{For: busy})
+		over = req.recordLongWait(ctx, registry.Wait{For: busy})
 	}
 	defer func() { over() }()
 	return req.Locks.Lock(ctx, req.key.Volume, what)
@@ -96,7 +96,7 @@ func (req *request) settle(ctx context.Context, follows func(registry.Intent) bo
 		return nil
 	}
 	req.step = registry.StepTurn
-	over := req.waitsLong(ctx, registry.Wait{For: intent.Describe(open)})
+	ended := req.recordLongWait(ctx, registry.Wait{For: intent.Describe(open)})
 	switch open.RPC {
 	case registry.ControllerPublishRPC, registry.ControllerUnpublishRPC, registry.ControllerExpandRPC,
 		registry.ControllerModifyRPC:
@@ -107,7 +107,7 @@ func (req *request) settle(ctx context.Context, follows func(registry.Intent) bo
 	default:
 		err = registry.Errorf(registry.ErrConflict, "volume %s cannot be used now: %s", req.name, intent.Describe(open))
 	}
-	if over(); err == nil {
+	if ended(); err == nil {
 		req.waited(ctx)
 	}
 	return err
@@ -217,9 +217,9 @@ func (req *request) record(ctx context.Context, w registry.Wait) {
 // long is the duration from which a wait is recorded. After a swap there are many shorter waits.
 const long = 100 * time.Millisecond
 
-// waitsLong records w if the wait becomes long. The caller must call over when the wait ends; after that nothing is
-// recorded.
-func (req *request) waitsLong(ctx context.Context, w registry.Wait) (over func()) {
+// recordLongWait records w if the wait becomes long. The caller must call ended when the wait ends; after that nothing
+// is recorded.
+func (req *request) recordLongWait(ctx context.Context, w registry.Wait) (ended func()) {
 	w = req.waiting(w)
 	recorded := make(chan struct{})
 	timer := time.AfterFunc(long, func() {
