@@ -206,7 +206,10 @@ func (v View) late(e Executor, call LateCall, senders []NodeName, but NodeName) 
 		}
 	}
 	for _, n := range senders {
-		if call.Node = n; n != but && slices.Contains(e.Former, n) && v.Get(call.Key()) == nil {
+		if call.Node = n; n == but || !slices.Contains(e.Former, n) {
+			continue
+		}
+		if n == e.Holder || v.Get(call.Key()) == nil { // the holder may have sent it again since
 			change.Put = append(change.Put, call)
 		}
 	}

@@ -226,7 +226,8 @@ func TestLostShimRecordsBeneathUsersOfVolumesAreRefused(t *testing.T) {
 		}
 		e.recover(RecoverAdopt)
 		r := e.awaitRunning("user")
-		if !slices.ContainsFunc(r.Notes, func(n Note) bool { return strings.Contains(n.Text, "shim.db, which recorded its volumes, was lost") }) {
+		lost := func(n Note) bool { return strings.Contains(n.Text, "shim.db, which recorded its volumes, was lost") }
+		if !slices.ContainsFunc(r.Notes, lost) {
 			e.Errorf("no note about the loss: %+v", r.Notes)
 		}
 		e.kill()

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 )
 
 // Executors makes this node the executor of plugins whose controller runs here. A plugin has at most one executor at a
@@ -89,7 +91,7 @@ func (e *Executors) local(plugin registry.PluginID) bool {
 func (e *Executors) Sending(ctx context.Context, by registry.ExecutorKey) (done func(), err error) {
 	e.session.awaitFirst(ctx) // calls that a swap has interrupted are repeated first
 	if by.Node == "" {
-		if err := e.state.Settle(ctx); err != nil { // a commit may have taken this node out of the senders of the call
+		if err := e.settle(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -117,6 +119,18 @@ func (e *Executors) Sending(ctx context.Context, by registry.ExecutorKey) (done 
 				e.state.node, by.Plugin, e.state.silence(), context.Cause(ctx))
 		}
 	}
+}
+
+// settle waits for commits of this node without a known outcome, as one may have taken this node out of the senders of
+// a call.
+func (e *Executors) settle(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, intent.Grace)
+	defer cancel()
+	err := e.state.Settle(ctx)
+	if err == nil || errors.Is(err, registry.ErrFenced) {
+		return err
+	}
+	return registry.Errorf(registry.ErrUnavailable, "the outcome of a change in etcd is not known yet: %v", err)
 }
 
 // begin counts a call to a plugin as under way until done is called.
@@ -178,9 +192,14 @@ func (e *Executors) lastCall() uint64 {
 	return e.last
 }
 
-// Applied has Run review the executors after a change of instances, leases or executors.
+// Applied wakes Run and HandOver after a change of instances, leases or executors, or of a late call of this node.
 func (e *Executors) Applied(a registry.Applied) {
-	if a.Change.Touches(registry.BucketInstances, registry.BucketNodeLeases, registry.BucketExecutors) {
+	late := func(r registry.Record) bool {
+		call, is := r.(registry.LateCall)
+		return is && call.Node == e.state.node
+	}
+	if a.Change.Touches(registry.BucketInstances, registry.BucketNodeLeases, registry.BucketExecutors) ||
+		slices.ContainsFunc(a.Change.Put, late) {
 		e.changed.fire()
 	}
 }

@@ -59,9 +59,9 @@ type handOver struct {
 	plugin   registry.PluginID
 	holder   registry.NodeName // the executor when settle last ran, and its term
 	term     uint64
-	known    map[registry.Key]bool  // the calls when settle last ran
-	earlier  uint64                 // calls up to this number may be among them
-	attempts map[attemptKey]attempt // by call that has not ended
+	known    map[registry.Key]registry.Seq // the ModifyIndex of the calls when settle last ran
+	earlier  uint64                        // calls up to this number may be among them
+	attempts map[attemptKey]attempt        // by call that has not ended
 }
 
 // attemptKey names a call. If the Failed of a call changes, its attempts begin again.
@@ -96,12 +96,12 @@ func (h *handOver) settle(ctx context.Context) error {
 		h.known, h.attempts = nil, nil
 		return nil
 	case h.known == nil || h.holder != executor.Holder || h.term != executor.Term ||
-		slices.ContainsFunc(calls, func(c registry.LateCall) bool { return !h.known[c.Key()] }):
+		slices.ContainsFunc(calls, h.unknown):
 		h.holder, h.term, h.earlier = executor.Holder, executor.Term, h.lastCall()
 	}
-	h.known = map[registry.Key]bool{}
+	h.known = map[registry.Key]registry.Seq{}
 	for _, c := range calls {
-		h.known[c.Key()] = true
+		h.known[c.Key()] = c.ModifyIndex
 	}
 	if !h.idleUpTo(h.plugin, h.earlier) {
 		return fmt.Errorf("this shim has calls to plugin %s under way, which may be among them", h.plugin)
@@ -120,6 +120,12 @@ func (h *handOver) settle(ctx context.Context) error {
 		}
 	}
 	return err
+}
+
+// unknown reports whether settle has not seen the call yet, or it was given up again since.
+func (h *handOver) unknown(c registry.LateCall) bool {
+	at, known := h.known[c.Key()]
+	return !known || at != c.ModifyIndex
 }
 
 // settled returns the change that deletes the late calls of this node that have ended. If no other calls are left, the

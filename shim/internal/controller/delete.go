@@ -139,8 +139,8 @@ func (m *Controller) sendDelete(
 ) error {
 	request := csi.DeleteRequest{VolumeID: v.External, Private: private(v)}
 	return m.sendTo(ctx, intent.Caller{}, v.VolumeSpec, &request.Secrets, intent.Call{
-		Intent:    newIntent(registry.DeleteVolumeRPC, call, v, intent.Hash(registry.DeleteVolumeRPC, request)),
-		Policy:    p,
+		Intent:      newIntent(registry.DeleteVolumeRPC, call, v, intent.Hash(registry.DeleteVolumeRPC, request)),
+		Policy:      p,
 		RepeatAfter: again,
 		Before: func(view registry.View) (registry.Change, error) {
 			v, err := mayDelete(view, v.VolumeName(), local)

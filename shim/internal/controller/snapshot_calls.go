@@ -54,6 +54,9 @@ var readyBackoff = intent.Backoff{First: 200 * time.Millisecond, Max: 30 * time.
 // errElsewhere means that another node makes the calls for a snapshot.
 var errElsewhere = errors.New("another node makes its calls")
 
+// errChanged means that a call was not sent, because the record of its snapshot has changed meanwhile.
+var errChanged = errors.New("the record of the snapshot has changed")
+
 // senders returns the nodes where the call for the current state of the snapshot may run. It includes this node, which
 // is about to send the call. ErrUnavailable: a former executor may still send another call for the snapshot.
 // nil: there is no cluster.
@@ -99,8 +102,8 @@ func (s *Snapshots) sending(ctx context.Context, snap registry.VolumeSnapshot) (
 	return snap, err
 }
 
-// checkSend returns an error if the call for the snapshot must not be sent. While this node was not the executor,
-// another node may have begun a call for it or its volumes.
+// checkSend returns an error if the call for the snapshot must not be sent, such as errChanged. While this node was not
+// the executor, another node may have begun a call for it or its volumes.
 func (s *Snapshots) checkSend(ctx context.Context, snap registry.VolumeSnapshot) error {
 	if s.volumes.Executors == nil {
 		return nil
@@ -108,12 +111,11 @@ func (s *Snapshots) checkSend(ctx context.Context, snap registry.VolumeSnapshot)
 	return s.volumes.State.View(ctx, func(view registry.View) error {
 		now, found := view.Get(snap.Key()).(registry.VolumeSnapshot)
 		if !found || now.CreateIndex != snap.CreateIndex || now.State != snap.State {
-			return registry.Errorf(registry.ErrConflict, "%s has changed meanwhile", nameOf(snap.SnapshotSpec))
+			return errChanged
 		}
 		senders, err := s.senders(view, now)
 		if err == nil && len(senders) > len(now.Senders) {
-			err = registry.Errorf(registry.ErrUnavailable, "the record of %s has changed; run the command again",
-				nameOf(snap.SnapshotSpec))
+			return errChanged
 		}
 		return err
 	})
@@ -330,6 +332,9 @@ func (s *Snapshots) call(
 		accept, err = s.send(ctx, rpc, snap, inst.InstanceKey, secrets)
 		return err
 	})
+	if errors.Is(err, errChanged) {
+		return &snap, false, nil // the next step looks at the new record
+	}
 	failure, is := errors.AsType[*registry.CallError](err)
 	if err != nil && !is {
 		return &snap, false, err

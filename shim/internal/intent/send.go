@@ -384,8 +384,9 @@ func (d *delivery) owns(view registry.View) bool {
 
 // forgotten returns the error of a call whose intent another operation has closed.
 func (d *delivery) forgotten() error {
-	return registry.Errorf(registry.ErrConflict, "%s of %s was running when the volume was deregistered: "+
-		"the call is not sent again, and what it may have done is not recorded", d.Intent.RPC, d.Intent.Name)
+	return registry.Errorf(registry.ErrConflict, "%s of %s was running when its record was closed, as by a "+
+		"deregistration: the call is not sent again, and what it may have done is not recorded",
+		d.Intent.RPC, d.Intent.Name)
 }
 
 // done returns the change that closes the intent of a call that is done.
