@@ -73,7 +73,7 @@ func (f *file) plugin(b block) hooks.PluginSpec {
 	at := f.open(b, pluginStanza)
 	p := hooks.PluginSpec{
 		ID: parsed(at, "id", registry.ParsePluginID), Type: oneOf[hooks.PluginType](at, "type"),
-		HealthTimeout: at.duration("health_timeout"), NoListVolumes: !at.truth("list_volumes"),
+		HealthTimeout: at.duration("health_timeout"), NoListVolumes: !at.isTrue("list_volumes"),
 		LocalController: oneOf[string](at, "controller_scope") == registry.ScopeNode,
 	}
 	p.MountDir, _ = at.path("mount_dir")
