@@ -76,7 +76,7 @@ func (v View) PastLateCalls(e Executor) (keys []Key) {
 // Blocks returns an error if a controller call for a volume has to wait for a call of a former executor.
 func (v View) Blocks(e Executor, next Intent) error {
 	what := next.Name.String()
-	for l := range v.counting(e) {
+	for l := range v.activeLateCalls(e) {
 		same := l.RPC == next.RPC && l.Hash == next.Hash
 		about := l.For == what || l.Volume != nil && l.Volume.VolumeKey() == next.Volume
 		if about && !same || excludesSnapshot(next.RPC) && l.takesSnapshotOf(next.Volume) {
@@ -101,7 +101,7 @@ func (v View) Blocks(e Executor, next Intent) error {
 func (v View) BlocksSnapshot(e Executor, next LateCall) error {
 	volumes := next.Snapshot.VolumeKeys()
 	takes := next.Snapshot.State == SnapshotCreating
-	for l := range v.counting(e) {
+	for l := range v.activeLateCalls(e) {
 		changes := takes && excludesSnapshot(l.RPC) && l.Volume != nil &&
 			slices.Contains(volumes, l.Volume.VolumeKey())
 		if changes || l.For == next.For && !l.Same(next) {
@@ -140,9 +140,9 @@ func (e Executor) FormerAmong(senders []NodeName) (n NodeName, found bool) {
 	return "", false
 }
 
-// counting returns the plugin's late calls that count. It reads them aside, because a commit that adds one for a volume
-// also changes what the decision reads: it deletes the open call, and GivenUp may change the Executor.
-func (v View) counting(e Executor) iter.Seq[LateCall] {
+// activeLateCalls returns the plugin's late calls of nodes in e.Former. It reads them aside, because a commit that adds
+// one for a volume also changes what the decision reads: it deletes the open call, and GivenUp may change the Executor.
+func (v View) activeLateCalls(e Executor) iter.Seq[LateCall] {
 	return func(yield func(LateCall) bool) {
 		if len(e.Former) == 0 {
 			return
@@ -171,9 +171,9 @@ func MayRunAt(n NodeName, rpc RPC) string {
 		"or stop the plugin's controller on node %s, or declare the node out of service", n, rpc, n)
 }
 
-// Ended returns the change to make when the holder's plugin has answered a call. It adds a LateCall for each former
-// executor among senders, the nodes where the call may run. If the same call has ended before with another outcome, the
-// change corrects its LateCalls.
+// Ended returns the change to make when the holder's plugin has answered a call. senders are the nodes where the call
+// may run. The change adds a LateCall for each former executor among them. If the same call has ended before with
+// another outcome, the change corrects its LateCalls.
 func (v View) Ended(call LateCall, senders []NodeName) Change {
 	e, _ := v.Executor(call.Plugin)
 	return v.late(e, call, senders, e.Holder)
@@ -194,8 +194,8 @@ func (v View) GivenUp(call LateCall, senders []NodeName, by NodeName) Change {
 	return change.And(v.late(e, call, senders, ""))
 }
 
-// late returns the change that adds a LateCall for each former executor among senders but one.
-func (v View) late(e Executor, call LateCall, senders []NodeName, but NodeName) (change Change) {
+// late returns the change that adds a LateCall for each former executor among senders, except for one node.
+func (v View) late(e Executor, call LateCall, senders []NodeName, except NodeName) (change Change) {
 	if len(e.Former) == 0 || len(senders) == 0 {
 		return change
 	}
@@ -206,7 +206,7 @@ func (v View) late(e Executor, call LateCall, senders []NodeName, but NodeName) 
 		}
 	}
 	for _, n := range senders {
-		if call.Node = n; n == but || !slices.Contains(e.Former, n) {
+		if call.Node = n; n == except || !slices.Contains(e.Former, n) {
 			continue
 		}
 		if n == e.Holder || v.Get(call.Key()) == nil { // the holder may have sent it again since

@@ -96,6 +96,9 @@ func TestCallOfTheHolderIsGivenUp(t *testing.T) {
 				if waits != (by == "b") || (v.Blocks(taken, next) != nil) != waits || e.Holder != "a" {
 					t.Errorf("%s is given up by %s: another call waits: %t; %+v", given.RPC, by, waits, e)
 				}
+				if again := v.GivenUp(given, []registry.NodeName{"a"}, by); (len(again.Put) == 1) != (by == "b") {
+					t.Errorf("%s is given up again by %s: %+v", given.RPC, by, again)
+				}
 				if err := v.Blocks(e.Settled("a"), next); err != nil || len(v.LateCalls("p", "settled")) > 0 {
 					t.Errorf("settled calls of %s: %v", given.RPC, err)
 				}

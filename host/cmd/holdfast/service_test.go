@@ -75,7 +75,8 @@ func TestMountsOfTheOperatorStay(t *testing.T) {
 	}
 }
 
-// TestSignalIsTheExitCode interrupts commands that can be repeated: one that fails, and one that has succeeded.
+// TestSignalIsTheExitCode sends a signal to a command that fails then, and to one that succeeds nevertheless. Only the
+// first one returns the signal as its error.
 func TestSignalIsTheExitCode(t *testing.T) {
 	c := &cobra.Command{}
 	c.SetContext(t.Context())

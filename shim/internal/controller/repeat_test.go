@@ -136,7 +136,7 @@ var takenOver = registry.Executor{Plugin: key.Plugin, Holder: "n2", Former: []re
 func (d *desk) wantLate(want ...string) {
 	d.t.Helper()
 	var got []string
-	if err := d.log.View(context.Background(), func(v registry.View) error {
+	if err := d.log.View(d.t.Context(), func(v registry.View) error {
 		for _, late := range v.LateCalls(key.Plugin, "n1") {
 			got = append(got, fmt.Sprintf("%s of %s, failed: %t", late.RPC, late.For, late.Failed))
 		}
@@ -261,9 +261,9 @@ func TestSnapshotAndChangesOfItsVolumeExcludeEachOther(t *testing.T) {
 	}
 }
 
-// TestAnsweredCallWaitsForTheOneThatMayRun has a former executor begin a snapshot and an expansion, of which its plugin
-// has answered one with an error. The next executor repeats the other one, and waits for its end before it repeats the
-// answered one. If none was answered, both wait.
+// TestAnsweredCallWaitsForTheOneThatMayRun decides about an open snapshot and an open expansion of a former executor.
+// If the plugin there has answered one of them with an error, only the other one is repeated. If it has answered
+// neither, both wait.
 func TestAnsweredCallWaitsForTheOneThatMayRun(t *testing.T) {
 	snap := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, Source: key.External,
 		State: registry.SnapshotCreating}
@@ -315,7 +315,7 @@ func TestSendersAreTheNodesWhereACallMayRun(t *testing.T) {
 			d := openSnapshots(t, caps, noAnswer("INTERNAL"), noAnswer(code))
 			var senders [][]registry.NodeName
 			look := func() {
-				if err := d.log.View(context.Background(), func(v registry.View) error {
+				if err := d.log.View(t.Context(), func(v registry.View) error {
 					for _, open := range v.Intents() {
 						senders = append(senders, open.Senders)
 					}
@@ -395,7 +395,7 @@ func TestCallWithoutItsSenderIsNotSent(t *testing.T) {
 		var senders [][]registry.NodeName // before each try
 		d.Controller.Sender.Node = "n2"
 		d.Controller.Executors = observed{sending: func() {
-			if err := d.log.View(context.Background(), func(v registry.View) error {
+			if err := d.log.View(t.Context(), func(v registry.View) error {
 				for _, call := range v.Intents() {
 					senders = append(senders, call.Senders)
 					if call.Senders = nil; len(senders) == 1 {
@@ -415,6 +415,22 @@ func TestCallWithoutItsSenderIsNotSent(t *testing.T) {
 			t.Errorf("senders before the tries: %v", senders)
 		}
 		d.expect("DeleteVolume vol-data")
+
+		s := openSnapshots(t, of(registry.CreateSnapshot), answer(snapReady))
+		s.put(takenOver)
+		s.desk.Controller.Sender.Node = "n2"
+		tries := 0
+		s.desk.Controller.Executors = observed{sending: func() {
+			if tries++; tries == 1 {
+				snap := s.state()
+				snap.Senders = nil
+				s.put(snap)
+			}
+		}}
+		if _, err := s.Snapshots.Create(t.Context(), call, snapSpec); err != nil || tries != 2 {
+			t.Errorf("a snapshot after %d tries: %v", tries, err)
+		}
+		s.wantJournal(createCall)
 	})
 }
 

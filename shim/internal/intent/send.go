@@ -66,7 +66,8 @@ type Executors interface {
 	// Sending is called directly before a call is sent, and done after the call. It returns an ErrUnavailable if
 	// another node may be the executor now.
 	Sending(context.Context, registry.ExecutorKey) (done func(), err error)
-	// OneInstance reports whether this node has one controller instance of the plugin, whose answer ends a call here.
+	// OneInstance reports whether this node has exactly one controller instance of the plugin. Only then does an answer
+	// show that the call has ended on this node.
 	OneInstance(registry.PluginID) bool
 	// Repeating is called directly before this node repeats a call as a former executor. It returns an error if the
 	// call must not be sent any more.
