@@ -70,6 +70,7 @@ func Open(ctx context.Context, c Config) (*Host, error) {
 		h.background.Wait()
 		return nil, errors.Join(err, h.unlockState())
 	}
+	h.pruneBinaries()
 	s := newSupervisor(h, h.gateOps(), first)
 	h.supervisor.Go(func() { h.endErr = s.run(run) })
 	return h, nil
@@ -90,7 +91,6 @@ func (h *Host) lockState(ctx context.Context) (err error) {
 		return err
 	}
 	h.history, h.choice = openHistory(h.config.StateDir), openChoice(h.config.StateDir)
-	h.binaries.Keep(h.choice.wanted()...)
 	binary, err := h.verifyConfigured(ctx)
 	if err != nil {
 		return err
@@ -101,18 +101,14 @@ func (h *Host) lockState(ctx context.Context) (err error) {
 
 // unlockState undoes lockState. It waits for writes to a disk that hangs.
 func (h *Host) unlockState() error {
-	var errs []error
 	if h.history != nil {
 		h.history.writer.wait()
 		h.choice.writer.wait()
 	}
-	if h.binaries != nil {
-		errs = append(errs, h.binaries.Close())
+	if h.lock == nil {
+		return nil
 	}
-	if h.lock != nil { // explicitly: a process that is being forked has a copy of the descriptor, which keeps the lock
-		errs = append(errs, h.lock.Unlock())
-	}
-	return errors.Join(errs...)
+	return h.lock.Unlock() // explicitly: a process that is being forked has a copy of the descriptor, which keeps it
 }
 
 // verify copies a binary into the store if it has the expected digest. A binary without a path must be stored already.
@@ -125,6 +121,13 @@ func (h *Host) verify(ctx context.Context, b Binary) (digest, error) {
 		return h.binaries.Stored(ctx, b.SHA256)
 	}
 	return h.binaries.Add(ctx, b.Path, b.SHA256, "")
+}
+
+// pruneBinaries removes the binaries that are not needed any more.
+func (h *Host) pruneBinaries() {
+	if err := h.binaries.Prune(); err != nil {
+		h.config.Logger.Warn("cannot remove binaries that are not needed any more", "error", err)
+	}
 }
 
 // verifyConfigured is verify for the configured binary. If its file is gone, the stored copy of the last one is used. A

@@ -41,9 +41,7 @@ func (h *Host) SwapAs(ctx context.Context, b Binary, operator string) (SwapRepor
 		s.report.Reason += "; " + advice
 	}
 	h.shimState.swapStep(s.report, "")
-	if err := h.binaries.Prune(); err != nil {
-		h.config.Logger.Warn("cannot remove binaries that are not needed any more", "error", err)
-	}
+	h.pruneBinaries()
 	if s.report.Outcome != SwapBaking { // else the supervisor records how it ends
 		h.history.add(s.report)
 	}

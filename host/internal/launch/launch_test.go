@@ -48,7 +48,6 @@ func runTests(m *testing.M) int {
 	if shared.store, err = launch.OpenStore(dir); err != nil {
 		panic(err)
 	}
-	defer shared.store.Close()
 	if shared.digest, err = shared.store.Add(context.Background(), shared.self, "", ""); err != nil {
 		panic(err)
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	hclog "github.com/hashicorp/go-hclog"
@@ -37,7 +36,6 @@ type Process struct {
 	client  *plugin.Client
 	conn    *grpc.ClientConn
 	dir     *socketDir
-	release func() // of the binary
 	log     hclog.Logger
 	cleaned chan struct{} // closed once it is dead, and its files are removed as far as possible
 }
@@ -48,23 +46,21 @@ func Start(ctx context.Context, opts Options) (*Process, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, opts.StartTimeout,
 		registry.Errorf(registry.ErrUnavailable, "no answer within %v", opts.StartTimeout))
 	defer cancel()
-	binary, err := opts.Store.acquire(ctx, opts.Digest.SHA256)
+	binary, err := opts.Store.open(ctx, opts.Digest.SHA256)
 	if err != nil {
 		return nil, err
 	}
 	defer binary.Close()
-	release := sync.OnceFunc(func() { opts.Store.release(opts.Digest.SHA256) })
 	if err := removeOrphans(opts.RunDir); err != nil {
 		opts.Logger.Warn("cannot remove files of an earlier host", "error", err) // this start continues
 	}
 	dir, err := newSocketDir(opts.RunDir, opts.Generation)
 	if err != nil {
-		release()
 		return nil, err
 	}
 	p := &Process{
-		runner: newRunner(ctx, binary, dir.path, opts), dir: dir, release: release,
-		log: opts.Logger, cleaned: make(chan struct{}),
+		runner: newRunner(ctx, binary, dir.path, opts), dir: dir, log: opts.Logger,
+		cleaned: make(chan struct{}),
 	}
 	if err := p.start(ctx, opts); err != nil {
 		return nil, fmt.Errorf("start shim %.12s as generation %d: %w", opts.Digest.SHA256, opts.Generation, err)
@@ -89,7 +85,6 @@ func (p *Process) start(ctx context.Context, opts Options) error {
 	_, err := p.client.Start()
 	if p.runner.child == nil { // nothing was executed
 		p.client.Kill()
-		p.release()
 		return errors.Join(err, p.dir.remove())
 	}
 	go p.cleanAfterDeath()
@@ -156,7 +151,6 @@ func (p *Process) cleanAfterDeath() {
 	if err := p.dir.remove(); err != nil {
 		p.log.Warn("cannot remove the files of a dead shim", "pid", p.PID(), "error", err)
 	}
-	p.release()
 	close(p.cleaned)
 }
 

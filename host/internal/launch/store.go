@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,19 +21,17 @@ import (
 )
 
 const (
-	kept       = 3 // binaries that stay in a store: first those in use or of Keep, then the last used
 	storedMode = 0o500
 	temporary  = ".add-*" // names of unfinished copies
 )
 
-// Store keeps shim binaries under their SHA-256. One process owns the directory. It is safe for concurrent use.
+// Store keeps shim binaries in files that are named after their SHA-256. One process owns the directory. Start may be
+// called at any time, while one goroutine at a time adds and prunes binaries.
 type Store struct {
 	dir string
 
-	reading sync.Mutex        // held while a binary is copied or hashed; locked before mu
-	mu      sync.Mutex        // guards keeps; held for no longer than a listing of the directory
-	keeps   []string          // SHA-256 of binaries that are not pruned
-	images  map[string]*image // changed with both locked
+	mu   sync.Mutex // guards keep; held only to read or change it
+	keep []string   // SHA-256 of binaries that Prune leaves
 }
 
 // OpenStore opens the store in dir. It creates dir (0700) if it does not exist, and removes unfinished copies.
@@ -54,7 +51,7 @@ func OpenStore(dir string) (*Store, error) {
 			return nil, fmt.Errorf("open the store of shims: %w", err)
 		}
 	}
-	return &Store{dir: dir, images: make(map[string]*image)}, nil
+	return &Store{dir: dir}, nil
 }
 
 func checkPrivate(dir string) error {
@@ -66,20 +63,6 @@ func checkPrivate(dir string) error {
 		return registry.Errorf(registry.ErrDenied, "others can write to %s: make it yours, and chmod 0700 it", dir)
 	}
 	return nil
-}
-
-// Close closes all descriptors. Running processes are not affected.
-func (s *Store) Close() error {
-	s.reading.Lock()
-	defer s.reading.Unlock()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var errs []error
-	for sum, img := range s.images {
-		errs = append(errs, img.file.Close())
-		delete(s.images, sum)
-	}
-	return errors.Join(errs...)
 }
 
 // Add stores the binary at path. want is its SHA-256 in hexadecimal. If want is empty, Add reads it from the file
@@ -94,8 +77,6 @@ func (s *Store) Add(ctx context.Context, path, want, known string) (Digest, erro
 	if err != nil {
 		return Digest{}, err
 	}
-	s.reading.Lock()
-	defer s.reading.Unlock()
 	src, err := openBinary(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return s.useStored(ctx, cmp.Or(want, known), err)
@@ -112,18 +93,13 @@ func (s *Store) Add(ctx context.Context, path, want, known string) (Digest, erro
 		return Digest{}, registry.Invalid("the shim %s is not the wanted binary: its SHA-256 is %s, wanted is %s; "+
 			"install the right binary, or correct the digest", path, sum, want)
 	}
-	img, err := s.verified(ctx, sum)
+	_, err = s.Stored(ctx, sum)
 	switch {
 	case ctx.Err() != nil:
 		return Digest{}, context.Cause(ctx)
-	case err == nil && s.inPlace(img):
-		s.use(img)
-	default: // it is missing or damaged
+	case err != nil: // the copy is missing or damaged
 		if err := s.copyIn(ctx, src, sum); err != nil {
 			return Digest{}, fmt.Errorf("copy the shim %s: %w", path, s.explainFull(err))
-		}
-		if err := s.prune(sum); err != nil {
-			return Digest{}, err
 		}
 	}
 	return Digest{SHA256: sum, FirstUse: want == ""}, nil
@@ -136,7 +112,7 @@ func (s *Store) useStored(ctx context.Context, sum string, gone error) (Digest, 
 			"%w; no copy of it is known in %s: install the binary at that path, "+
 				"or give the path of another", gone, s.dir)
 	}
-	img, err := s.verified(ctx, sum)
+	_, err := s.Stored(ctx, sum)
 	if ctx.Err() != nil {
 		return Digest{}, context.Cause(ctx)
 	}
@@ -145,25 +121,58 @@ func (s *Store) useStored(ctx context.Context, sum string, gone error) (Digest, 
 			"%w; install the binary at that path: its stored copy cannot be used "+
 				"instead (%w)", gone, err)
 	}
-	s.use(img)
 	return Digest{SHA256: sum, SourceGone: true}, nil
 }
 
-// use marks the image as used now.
-func (s *Store) use(img *image) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	img.used = time.Now()
+// Stored verifies a stored binary. It returns ErrNotFound if there is none with that SHA-256, and ErrDamaged if its
+// file was changed.
+func (s *Store) Stored(ctx context.Context, sum string) (Digest, error) {
+	sum, err := parseSum(sum)
+	if err != nil {
+		return Digest{}, err
+	}
+	f, err := s.open(ctx, sum)
+	if err != nil {
+		return Digest{}, err
+	}
+	return Digest{SHA256: sum}, f.Close()
 }
 
-// inPlace reports whether the image's name still leads to the held file.
-func (s *Store) inPlace(img *image) bool {
-	named, err := os.Lstat(s.path(img.sum))
-	if err != nil {
-		return false
+// open opens a stored binary and verifies the content of the descriptor itself, as the name may lead to another file
+// by then. The caller closes it.
+func (s *Store) open(ctx context.Context, sum string) (*os.File, error) {
+	f, err := os.Open(s.path(sum))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, registry.Errorf(registry.ErrNotFound, "no shim with SHA-256 %s is in %s: add its binary first",
+			sum, s.dir)
 	}
-	held, err := img.file.Stat()
-	return err == nil && os.SameFile(named, held) && named.Mode() == storedMode
+	if err != nil {
+		return nil, fmt.Errorf("open the stored shim: %w", err)
+	}
+	if err := verify(ctx, f, sum); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func verify(ctx context.Context, f *os.File, sum string) error {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	is, err := hashInto(ctx, io.Discard, f)
+	switch {
+	case err != nil:
+		return fmt.Errorf("verify the stored shim: %w", err)
+	case is != sum:
+		return registry.Errorf(registry.ErrDamaged,
+			"the stored shim %s was changed, its SHA-256 is now %s: add its binary again", sum, is)
+	case info.Mode() != storedMode:
+		return registry.Errorf(registry.ErrDamaged, "the stored shim %s has mode %v: add its binary again", sum,
+			info.Mode())
+	}
+	return nil
 }
 
 // openBinary opens a file and checks it with checkBinary.
@@ -208,8 +217,7 @@ func checkBinary(f *os.File) error {
 	return nil
 }
 
-// copyIn stores a copy of src under its digest, which it verifies. It opens the descriptor to keep before the file gets
-// that name.
+// copyIn stores a copy of src under its digest, which it verifies, and makes the copy durable.
 func (s *Store) copyIn(ctx context.Context, src *os.File, sum string) error {
 	tmp, err := os.CreateTemp(s.dir, temporary)
 	if err != nil {
@@ -227,20 +235,10 @@ func (s *Store) copyIn(ctx context.Context, src *os.File, sum string) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(tmp.Chmod(storedMode), tmp.Sync()); err != nil {
+	if err := errors.Join(tmp.Chmod(storedMode), tmp.Sync(), os.Rename(tmp.Name(), s.path(sum))); err != nil {
 		return err
 	}
-	f, err := os.Open(tmp.Name())
-	if err != nil {
-		return err
-	}
-	state, err := s.publish(f, sum)
-	if err != nil {
-		f.Close()
-		return err
-	}
-	s.hold(f, sum, state)
-	return nil
+	return durable.SyncDir(s.dir)
 }
 
 // explainFull adds to an error of a full disk what to do.
@@ -274,105 +272,25 @@ func hashInto(ctx context.Context, dst io.Writer, src io.Reader) (string, error)
 	}
 }
 
-// publish makes the file durable under its digest, and returns its state after that.
-func (s *Store) publish(f *os.File, sum string) (fileState, error) {
-	if err := os.Rename(f.Name(), s.path(sum)); err != nil {
-		return fileState{}, err
-	}
-	if err := durable.SyncDir(s.dir); err != nil {
-		return fileState{}, err
-	}
-	return stateOf(f)
-}
-
-// hold keeps f as the verified content of sum, in place of the file held before.
-func (s *Store) hold(f *os.File, sum string, state fileState) *image {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	img := &image{sum: sum, file: f, state: state, used: time.Now()}
-	if old := s.images[sum]; old != nil {
-		img.users = old.users
-		old.file.Close()
-	}
-	s.images[sum] = img
-	return img
-}
-
 func (s *Store) path(sum string) string { return filepath.Join(s.dir, sum) }
 
-// Keep exempts the binaries with these SHA-256 from pruning. It replaces the list of the last call.
+// Keep sets which binaries the next Prune leaves.
 func (s *Store) Keep(sums ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.keeps = sums
+	s.keep = sums
 }
 
-// Prune removes the least recently used binaries. Three stay, or more if more are in use or were passed to Keep.
-func (s *Store) Prune() error { return s.prune("") }
-
-// prune is Prune, but keeps a binary that was just added.
-func (s *Store) prune(added string) error {
+// Prune removes all binaries that the last Keep does not name.
+func (s *Store) Prune() error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	stored, err := s.stored()
-	if err != nil {
-		return fmt.Errorf("prune the store of shims: %w", err)
-	}
-	needed := func(sum string) bool {
-		img := s.images[sum]
-		return sum == added || slices.Contains(s.keeps, sum) || img != nil && img.users > 0
-	}
-	room := kept
+	keep := s.keep
+	s.mu.Unlock()
+	stored, err := os.ReadDir(s.dir)
 	for _, e := range stored {
-		if needed(e.sum) {
-			room--
+		if sum, parseErr := parseSum(e.Name()); parseErr == nil && sum == e.Name() && !slices.Contains(keep, sum) {
+			err = errors.Join(err, os.Remove(s.path(sum)))
 		}
-	}
-	for _, e := range stored {
-		if needed(e.sum) {
-			continue
-		}
-		if room > 0 {
-			room--
-			continue
-		}
-		if img := s.images[e.sum]; img != nil {
-			img.file.Close()
-			delete(s.images, e.sum)
-		}
-		err = errors.Join(err, os.Remove(s.path(e.sum)))
 	}
 	return err
-}
-
-// entry is one stored binary.
-type entry struct {
-	sum  string
-	used time.Time
-}
-
-// stored lists the store, most recently used first. The caller holds mu.
-func (s *Store) stored() ([]entry, error) {
-	names, err := os.ReadDir(s.dir)
-	if err != nil {
-		return nil, err
-	}
-	var found []entry
-	for _, name := range names {
-		sum, err := parseSum(name.Name())
-		if err != nil || sum != name.Name() {
-			continue
-		}
-		info, err := name.Info()
-		if err != nil {
-			return nil, err
-		}
-		used := info.ModTime()
-		if img := s.images[sum]; img != nil {
-			used = img.used
-		}
-		found = append(found, entry{sum: sum, used: used})
-	}
-	slices.SortFunc(found, func(a, b entry) int { return b.used.Compare(a.used) })
-	return found, nil
 }
