@@ -154,8 +154,9 @@ func (s *Snapshots) finish(ctx context.Context, w work) error {
 		case err == nil:
 			clear(answers)
 		case is:
-			row := intent.PolicyOf(policyRPC(failure.RPC)).Row(failure.Code)
-			backoff = row.Backoff
+			policy := intent.PolicyOf(policyRPC(failure.RPC))
+			row := policy.Row(failure.Code)
+			backoff = policy.Backoff
 			if answers[failure.Code]++; answers[failure.Code] >= row.Tries {
 				return fmt.Errorf("%w; %s", err, row.Advice)
 			}

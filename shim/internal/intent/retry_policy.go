@@ -16,14 +16,15 @@ const Forever = math.MaxInt
 // Policy holds the deadline and the retry rules of one RPC.
 type Policy struct {
 	Deadline time.Duration  // the deadline of one try
+	Backoff  Backoff        // the wait between two tries
 	Rows     map[string]Row // by the name of the gRPC code; "" means no gRPC answer
+	once     bool           // one try whatever the row says
 }
 
 // Row says what one answer means and how the call is retried after it.
 type Row struct {
 	Outcome registry.Outcome // OutcomeFailed or OutcomeUncertain
-	Tries   int              // how many calls may get this answer before Send gives up; 0 means 1
-	Backoff Backoff          // the wait between two tries
+	Tries   int              // how many calls may get this answer before Send gives up
 	Advice  string           // what the answer means and what an operator can do
 }
 
@@ -33,8 +34,16 @@ func (p Policy) Row(code string) Row {
 	if !known {
 		row = p.Rows["UNKNOWN"]
 	}
-	row.Tries = max(row.Tries, 1)
+	if p.once {
+		row.Tries = 1
+	}
 	return row
+}
+
+// Once returns the policy with a single try, for a caller that does the retries itself.
+func (p Policy) Once() Policy {
+	p.once = true
+	return p
 }
 
 // PolicyOf returns the policy of an RPC. Policies has each RPC of this build, but the state file may name an RPC of a
@@ -82,16 +91,8 @@ var (
 	slow  = Backoff{First: time.Second, Max: time.Minute}
 )
 
-func failed(tries int, advice string) Row { return Row{registry.OutcomeFailed, tries, quick, advice} }
-func uncertain(tries int, advice string) Row {
-	return Row{registry.OutcomeUncertain, tries, quick, advice}
-}
-
-// with returns the row with another back-off.
-func (r Row) with(b Backoff) Row {
-	r.Backoff = b
-	return r
-}
+func failed(tries int, advice string) Row    { return Row{registry.OutcomeFailed, tries, advice} }
+func uncertain(tries int, advice string) Row { return Row{registry.OutcomeUncertain, tries, advice} }
 
 // common holds the rows for every call that changes something (CSI spec, "Error Scheme"). UNKNOWN, INTERNAL and
 // DATA_LOSS do not say that the call had no effect; a recovered panic returns them too. RESOURCE_EXHAUSTED may mean
@@ -129,21 +130,14 @@ var common = map[string]Row{
 }
 
 // unknownRPC is the policy of RPCs that this build does not know.
-var unknownRPC = Policy{5 * time.Minute, uncertainRows()}
-
-func uncertainRows() map[string]Row {
-	table := map[string]Row{}
-	for code := range common {
-		table[code] = Row{registry.OutcomeUncertain, 1, slow,
-			"this shim does not know the call; continue with the newer shim that sent it"}
-	}
-	return table
-}
+var unknownRPC = Policy{Deadline: 5 * time.Minute, Backoff: slow, Rows: map[string]Row{
+	"UNKNOWN": uncertain(1, "this shim does not know the call; continue with the newer shim that sent it"),
+}}
 
 // Policies is the retry table. Each RPC lists its differences from common.
 var Policies = map[registry.RPC]Policy{
 	// A user waits for the call, and a different request may succeed.
-	registry.CreateVolumeRPC: {5 * time.Minute, rows(slow, map[string]Row{
+	registry.CreateVolumeRPC: policy(5*time.Minute, slow, map[string]Row{
 		"RESOURCE_EXHAUSTED": uncertain(few,
 			"the plugin's storage has no room for it: make some, or ask for less, or elsewhere"),
 		"NOT_FOUND": failed(1,
@@ -154,23 +148,23 @@ var Policies = map[registry.RPC]Policy{
 		// an operator can decide.
 		registry.CodeUnreadable: failed(1,
 			"the plugin has probably made the volume, and its answer cannot be read: use another version of it"),
-	})},
-	registry.DeleteVolumeRPC: {5 * time.Minute, rows(slow, map[string]Row{
+	}),
+	registry.DeleteVolumeRPC: policy(5*time.Minute, slow, map[string]Row{
 		"NOT_FOUND": failed(1, "nothing: it is gone, which is what was asked for"),
 		"FAILED_PRECONDITION": failed(1,
 			"something at the plugin uses the volume: end that first (snapshots, clones, other nodes)"),
-	})},
-	registry.CreateSnapshotRPC: {5 * time.Minute, rows(slow, map[string]Row{
+	}),
+	registry.CreateSnapshotRPC: policy(5*time.Minute, slow, map[string]Row{
 		"NOT_FOUND": failed(1, "the plugin does not know the volume: see whether it still exists there"),
 		"ALREADY_EXISTS": failed(1,
 			"the plugin has a snapshot of another volume by that name: choose another name"),
 		"RESOURCE_EXHAUSTED": uncertain(few, "the plugin's storage has no room for the snapshot: make some"),
-	})},
-	registry.DeleteSnapshotRPC: {5 * time.Minute, rows(slow, map[string]Row{
+	}),
+	registry.DeleteSnapshotRPC: policy(5*time.Minute, slow, map[string]Row{
 		"NOT_FOUND":           failed(1, "nothing: it is gone, which is what was asked for"),
 		"FAILED_PRECONDITION": failed(1, "the plugin needs the snapshot: delete first what was made from it"),
-	})},
-	registry.CreateGroupSnapshotRPC: {5 * time.Minute, rows(slow, map[string]Row{
+	}),
+	registry.CreateGroupSnapshotRPC: policy(5*time.Minute, slow, map[string]Row{
 		"NOT_FOUND": failed(1,
 			"the plugin does not know one of the volumes: see whether all still exist there"),
 		"ALREADY_EXISTS": failed(1,
@@ -178,47 +172,47 @@ var Policies = map[registry.RPC]Policy{
 		"FAILED_PRECONDITION": failed(1,
 			"the plugin cannot snapshot these volumes together: configure them as it asks for"),
 		"RESOURCE_EXHAUSTED": uncertain(few, "the plugin's storage has no room for the snapshots: make some"),
-	})},
-	registry.DeleteGroupSnapshotRPC: {5 * time.Minute, rows(slow, map[string]Row{
+	}),
+	registry.DeleteGroupSnapshotRPC: policy(5*time.Minute, slow, map[string]Row{
 		"NOT_FOUND": failed(1, "nothing: it is gone, which is what was asked for"),
 		"INVALID_ARGUMENT": failed(1,
 			"the plugin has other snapshots in the group than Holdfast knows: look at the group there"),
 		"FAILED_PRECONDITION": failed(1,
 			"the plugin needs a snapshot of the group: delete first what was made from it"),
-	})},
-	registry.ControllerPublishRPC: {2 * time.Minute, rows(slow, map[string]Row{
+	}),
+	registry.ControllerPublishRPC: policy(2*time.Minute, slow, map[string]Row{
 		"NOT_FOUND": failed(few,
 			"the plugin does not know the volume, or this node: see whether both exist there"),
 		"RESOURCE_EXHAUSTED": uncertain(few,
 			"the plugin attaches no more volumes to this node: release one, or place the alloc elsewhere"),
 		"FAILED_PRECONDITION": failed(Forever,
 			"the volume is attached elsewhere: wait until it is released there, or release it"),
-	})},
-	registry.ControllerUnpublishRPC: {2 * time.Minute, rows(slow, map[string]Row{
+	}),
+	registry.ControllerUnpublishRPC: policy(2*time.Minute, slow, map[string]Row{
 		"NOT_FOUND": failed(1, "the plugin does not know the volume, or the node, and does not say that it is "+
 			"detached: see there whether it is"),
-	})},
-	registry.NodeStageRPC:     {5 * time.Minute, rows(quick, nil)}, // may make a file system
-	registry.NodeUnstageRPC:   {2 * time.Minute, rows(quick, unmounting())},
-	registry.NodePublishRPC:   {2 * time.Minute, rows(quick, nil)},
-	registry.NodeUnpublishRPC: {2 * time.Minute, rows(quick, unmounting())},
-	registry.ControllerExpandRPC: {2 * time.Minute, rows(slow, altering(map[string]Row{
+	}),
+	registry.NodeStageRPC:     policy(5*time.Minute, quick, nil), // may make a file system
+	registry.NodeUnstageRPC:   policy(2*time.Minute, quick, unmounting()),
+	registry.NodePublishRPC:   policy(2*time.Minute, quick, nil),
+	registry.NodeUnpublishRPC: policy(2*time.Minute, quick, unmounting()),
+	registry.ControllerExpandRPC: policy(2*time.Minute, slow, altering(map[string]Row{
 		"FAILED_PRECONDITION": failed(few,
 			"the plugin does not expand the volume while it is used: end its jobs, and expand it then"),
 		"OUT_OF_RANGE":       failed(1, "the plugin cannot make the volume so large: ask for another size"),
 		"RESOURCE_EXHAUSTED": failed(few, "the plugin's storage has no room for it: make some, or ask for less"),
-	}))},
-	registry.ControllerModifyRPC: {2 * time.Minute, rows(slow, altering(map[string]Row{
+	})),
+	registry.ControllerModifyRPC: policy(2*time.Minute, slow, altering(map[string]Row{
 		"INVALID_ARGUMENT": failed(1,
 			"the plugin refuses the parameters: see its documentation for names and values"),
 		"RESOURCE_EXHAUSTED": failed(few, "the plugin's storage has no room for it: make some, or ask for less"),
-	}))},
-	registry.NodeExpandRPC: {2 * time.Minute, rows(quick, altering(map[string]Row{
+	})),
+	registry.NodeExpandRPC: policy(2*time.Minute, quick, altering(map[string]Row{
 		"FAILED_PRECONDITION": failed(1,
 			"the volume cannot grow while it is mounted as it is: end its jobs; it is tried again at the next mount"),
 		"OUT_OF_RANGE":       failed(1, "the node's plugin cannot make the volume so large: its log may say why"),
 		"RESOURCE_EXHAUSTED": failed(few, "this node, or the plugin's storage, is full: make room"),
-	}))},
+	})),
 }
 
 // unmounting returns the rows that differ for calls that remove a mount. A plugin that has lost its records returns one
@@ -243,24 +237,11 @@ func altering(differing map[string]Row) map[string]Row {
 	return differing
 }
 
-// rows returns the common table with the back-off b and the rows in differing.
-func rows(b Backoff, differing map[string]Row) map[string]Row {
+// policy returns a policy with the common rows and those in differing.
+func policy(deadline time.Duration, b Backoff, differing map[string]Row) Policy {
 	table := maps.Clone(common)
 	maps.Copy(table, differing)
-	for code, row := range table {
-		table[code] = row.with(b)
-	}
-	return table
-}
-
-// Once returns the policy with a single try, for a caller that does the retries itself.
-func (p Policy) Once() Policy {
-	p.Rows = maps.Clone(p.Rows)
-	for code, row := range p.Rows {
-		row.Tries = 1
-		p.Rows[code] = row
-	}
-	return p
+	return Policy{Deadline: deadline, Backoff: b, Rows: table}
 }
 
 // Backoff is a delay that doubles with each try up to Max.

@@ -146,13 +146,10 @@ What Holdfast does about each answer of a CSI driver to a call that changes some
 	b.WriteString("\nThe sections below list only what differs from this table.\n")
 	for _, rpc := range rpcs {
 		p := Policies[rpc]
-		some := p.Rows["ABORTED"]
 		fmt.Fprintf(&b, "\n## %s\n\nOne try takes %s at most; waits of %s to %s.\n",
-			rpc, short(p.Deadline), short(some.Backoff.First), short(some.Backoff.Max))
+			rpc, short(p.Deadline), short(p.Backoff.First), short(p.Backoff.Max))
 		differing := maps.Clone(p.Rows)
-		maps.DeleteFunc(differing, func(code string, row Row) bool {
-			return row.with(Backoff{}) == common[code].with(Backoff{})
-		})
+		maps.DeleteFunc(differing, func(code string, row Row) bool { return row == common[code] })
 		if len(differing) > 0 {
 			b.WriteString("\n")
 			drawRows(&b, differing)

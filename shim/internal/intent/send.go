@@ -150,7 +150,7 @@ func (d *delivery) retry(ctx context.Context) error {
 		if ctx.Err() != nil || answers[err.Code] >= row.Tries {
 			return d.giveUp(ctx, err)
 		}
-		delay := d.delay(row, err.Code)
+		delay := d.delay(err.Code)
 		if !d.RetryUntil.IsZero() && time.Now().Add(delay).After(d.RetryUntil) {
 			return d.giveUp(ctx, err)
 		}
@@ -351,12 +351,12 @@ const retryDivisor = 3
 
 // delay returns the wait after a try with the code. After ABORTED for an earlier call that still runs, the first wait
 // is short, because most calls are short. Later waits grow with the time that the call has run.
-func (d *delivery) delay(row Row, code string) time.Duration {
+func (d *delivery) delay(code string) time.Duration {
 	if d.repeat && code == "ABORTED" {
-		wait := min(max(2*DrainTime, d.Now().Sub(d.Intent.Since)/retryDivisor), row.Backoff.Max)
+		wait := min(max(2*DrainTime, d.Now().Sub(d.Intent.Since)/retryDivisor), d.Policy.Backoff.Max)
 		return Backoff{First: wait, Max: wait}.Delay(1, rand.Float64())
 	}
-	return row.Backoff.Delay(d.Intent.Attempt, rand.Float64())
+	return d.Policy.Backoff.Delay(d.Intent.Attempt, rand.Float64())
 }
 
 func (d *delivery) renew(ctx context.Context) {
