@@ -397,7 +397,7 @@ func (m *Controller) detaching(
 		list = slices.DeleteFunc(view.AllAttachments(), func(at registry.Attachment) bool {
 			v, _ := view.VolumeByKey(at.Volume)
 			by := registry.ExecutorKey{Plugin: at.Volume.Plugin, Node: v.Node}
-			return at.Detaching.By == "" || name.ID != "" && at.Name != name || m.executes(view, by) != nil
+			return at.Detaching.By == "" || name.ID != "" && at.Name != name || m.Executes(view, by) != nil
 		})
 		return nil
 	})

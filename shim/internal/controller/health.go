@@ -65,7 +65,8 @@ func (h *Health) check(ctx context.Context) error {
 	plugins := map[registry.PluginID][]registry.Volume{}
 	err := h.State.View(ctx, func(view registry.View) error {
 		for _, v := range view.Volumes() {
-			if v.State == registry.VolumeReady && !v.Ephemeral && h.executes(view, v.ExecutedBy()) {
+			// One node that asks is enough.
+			if v.State == registry.VolumeReady && !v.Ephemeral && h.Executes(view, v.ExecutedBy()) == nil {
 				plugins[v.Plugin] = append(plugins[v.Plugin], v)
 			}
 		}
@@ -87,16 +88,6 @@ func (h *Health) check(ctx context.Context) error {
 	}
 	all.Wait()
 	return err
-}
-
-// executes reports whether this node makes the controller calls. Other nodes could ask too, but one that asks is
-// enough.
-func (h *Health) executes(view registry.View, by registry.ExecutorKey) bool {
-	if h.Executors == nil {
-		return true
-	}
-	_, err := h.Executors.Check(view, by)
-	return err == nil
 }
 
 // healthRPC returns the call by which the plugin reports the health of volumes, or an empty string if it has none. A

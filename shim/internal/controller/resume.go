@@ -213,22 +213,13 @@ func (m *Controller) unfinishedOne(
 // unfinishedVolume reports whether the volume has an unfinished operation, on this node or at its controller.
 func (m *Controller) unfinishedVolume(ctx context.Context, v registry.Volume) (open bool, err error) {
 	err = m.State.View(ctx, func(view registry.View) error {
-		open = m.executes(view, v.ExecutedBy()) == nil && m.unfinishedAtController(view, v)
+		open = m.Executes(view, v.ExecutedBy()) == nil && m.unfinishedAtController(view, v)
 		return nil
 	})
 	if err != nil || open || v.State != registry.VolumeReady || v.Expansion == (registry.Expansion{}) {
 		return open, err
 	}
 	return m.node.Grows(ctx, v)
-}
-
-// executes returns nil if this node may make controller calls. Otherwise its error names the node that may make them.
-func (m *Controller) executes(view registry.View, by registry.ExecutorKey) error {
-	if m.Executors == nil {
-		return nil
-	}
-	_, err := m.Executors.Check(view, by)
-	return err
 }
 
 // Wake makes Run look for unfinished operations, because this node may have become the executor of their plugin.

@@ -291,7 +291,7 @@ func (s *Snapshots) commit(
 			return registry.Change{}, registry.Errorf(registry.ErrConflict, "%s is %s now",
 				nameOf(was.SnapshotSpec), now.State)
 		}
-		if err := s.volumes.executes(view, was.ExecutedBy()); err != nil {
+		if err := s.volumes.Executes(view, was.ExecutedBy()); err != nil {
 			return registry.Change{}, err // the new executor repeats the call
 		}
 		return s.ended(view, now, change(now)), nil

@@ -445,7 +445,7 @@ func (s *Snapshots) Run(ctx context.Context) error {
 		var list []registry.VolumeSnapshot
 		err := s.volumes.State.View(ctx, func(view registry.View) error {
 			list = slices.DeleteFunc(view.SnapshotRecords(), func(snap registry.VolumeSnapshot) bool {
-				return s.volumes.executes(view, snap.ExecutedBy()) != nil
+				return s.volumes.Executes(view, snap.ExecutedBy()) != nil
 			})
 			return nil
 		})

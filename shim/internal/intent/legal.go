@@ -23,19 +23,9 @@ var undo = map[registry.RPC]registry.RPC{
 	registry.NodePublishRPC:       registry.NodeUnpublishRPC,
 }
 
-// Legal returns nil if next may be sent while open is the open intent of the volume. Otherwise it returns an
-// ErrConflict that names open.
-func Legal(open, next registry.Intent) error {
-	undoes := undo[open.RPC] == next.RPC && open.Alloc == next.Alloc && open.Request == next.Request
-	if repeats(open, next) || undoes && open.Node == next.Node {
-		return nil
-	}
-	return registry.Errorf(registry.ErrConflict, "%s of %s cannot be sent now: %s", next.RPC, next.Name, Describe(open))
-}
-
-// LegalFor is Legal for an executor that follows other nodes. While the open call may still run at a former executor's
-// plugin, it may only be repeated. For calls that the executor itself has begun, the rules of Legal hold.
-func LegalFor(executor registry.Executor, open, next registry.Intent) error {
+// legal returns nil if next may be sent while open is the open intent of the volume. While the open call may still run
+// at a former executor's plugin, only its repetition is legal; later, its undo too. ErrConflict names open.
+func legal(executor registry.Executor, open, next registry.Intent) error {
 	if repeats(open, next) {
 		return nil
 	}
@@ -43,7 +33,11 @@ func LegalFor(executor registry.Executor, open, next registry.Intent) error {
 		return registry.Errorf(registry.ErrUnavailable, "%s of %s cannot be sent now: %s", next.RPC, next.Name,
 			registry.MayRunAt(at, open.RPC))
 	}
-	return Legal(open, next)
+	if undo[open.RPC] == next.RPC && open.Alloc == next.Alloc && open.Request == next.Request &&
+		open.Node == next.Node {
+		return nil
+	}
+	return registry.Errorf(registry.ErrConflict, "%s of %s cannot be sent now: %s", next.RPC, next.Name, Describe(open))
 }
 
 // WithSender returns the senders of a call with the executor that is about to send it; empty: it needs none.

@@ -26,10 +26,9 @@ type Locks struct {
 type Key fmt.Stringer
 
 type lock struct {
-	token chan struct{} // holds one while the lock is held
-	holds string        // description of the holder's operation
-	users int           // the holder and waiters
-
+	token   chan struct{}           // holds one while the lock is held
+	holds   string                  // description of the holder's operation
+	users   int                     // the holder and waiters
 	locking int                     // how many of them called Lock
 	yield   context.CancelCauseFunc // cancels a holder that called LockYielding; otherwise nil
 }
@@ -39,24 +38,14 @@ var ErrYielded = errors.New("another operation needs the volume")
 
 // Lock waits for the lock of k and takes it. what describes the operation to other callers.
 func (l *Locks) Lock(ctx context.Context, k Key, what string) (unlock func(), err error) {
-	lk := l.join(k)
-	l.mu.Lock()
-	lk.locking++
-	if lk.yield != nil {
-		lk.yield(ErrYielded)
-	}
-	l.mu.Unlock()
-	over := func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		lk.locking--
-	}
-	release, err := l.wait(ctx, k, lk, what)
-	if err != nil {
-		over()
-		return nil, err
-	}
-	return func() { over(); release() }, nil
+	_, unlock, err = l.lock(ctx, k, what, false)
+	return unlock, err
+}
+
+// LockYielding takes the lock of k as Lock does, for a call that changes nothing. The context that it returns ends with
+// ErrYielded as soon as another caller waits in Lock. The holder then gives up its call and unlocks.
+func (l *Locks) LockYielding(ctx context.Context, k Key, what string) (held context.Context, unlock func(), err error) {
+	return l.lock(ctx, k, what, true)
 }
 
 // LockAll takes the locks of all keys. All callers must pass keys in one common order, so that there is no deadlock.
@@ -78,44 +67,32 @@ func (l *Locks) LockAll(ctx context.Context, keys []Key, what string) (unlock fu
 	return unlock, nil
 }
 
-// LockYielding takes the lock of k as Lock does, for a call that changes nothing. The context that it returns ends with
-// ErrYielded as soon as another caller waits in Lock. The holder then gives up its call and unlocks.
-func (l *Locks) LockYielding(ctx context.Context, k Key, what string) (held context.Context, unlock func(), err error) {
-	lk := l.join(k)
-	release, err := l.wait(ctx, k, lk, what)
-	if err != nil {
-		return nil, nil, err
+func (l *Locks) lock(
+	ctx context.Context, k Key, what string, yields bool,
+) (held context.Context, unlock func(), err error) {
+	lk := l.join(k, yields)
+	select {
+	case lk.token <- struct{}{}:
+	case <-ctx.Done():
+		busy := l.leave(k, lk, yields)
+		return nil, nil, fmt.Errorf("wait for %s, where %s is under way: %w", k, busy, context.Cause(ctx))
 	}
 	held, cancel := context.WithCancelCause(ctx)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	lk.yield = cancel
-	if lk.locking > 0 {
-		cancel(ErrYielded)
+	if lk.holds = what; yields {
+		lk.yield = cancel
+		if lk.locking > 0 {
+			cancel(ErrYielded)
+		}
 	}
 	return held, func() {
 		l.mu.Lock()
 		lk.yield = nil
 		l.mu.Unlock()
 		cancel(nil)
-		release()
-	}, nil
-}
-
-// wait takes lk once it is free. The caller has already joined its users.
-func (l *Locks) wait(ctx context.Context, k Key, lk *lock, what string) (release func(), err error) {
-	select {
-	case lk.token <- struct{}{}:
-	case <-ctx.Done():
-		busy := l.part(k, lk)
-		return nil, fmt.Errorf("wait for %s, where %s is under way: %w", k, busy, context.Cause(ctx))
-	}
-	l.mu.Lock()
-	lk.holds = what
-	l.mu.Unlock()
-	return func() {
 		<-lk.token
-		l.part(k, lk)
+		l.leave(k, lk, yields)
 	}, nil
 }
 
@@ -144,7 +121,8 @@ func (l *Locks) AwaitFree(ctx context.Context, k Key) bool {
 	return true
 }
 
-func (l *Locks) join(k Key) *lock {
+// join adds a user to the lock of k. A user that does not yield itself cancels a holder that does.
+func (l *Locks) join(k Key, yields bool) *lock {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.locks == nil {
@@ -155,14 +133,22 @@ func (l *Locks) join(k Key) *lock {
 		lk = &lock{token: make(chan struct{}, 1)}
 		l.locks[k] = lk
 	}
-	lk.users++
+	if lk.users++; !yields {
+		lk.locking++
+		if lk.yield != nil {
+			lk.yield(ErrYielded)
+		}
+	}
 	return lk
 }
 
-// part ends a use of lk, and deletes lk after its last user. It returns the description of the holder.
-func (l *Locks) part(k Key, lk *lock) (busy string) {
+// leave removes a user from lk, and deletes lk after its last user. It returns the description of the holder.
+func (l *Locks) leave(k Key, lk *lock, yields bool) (busy string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if !yields {
+		lk.locking--
+	}
 	if lk.users--; lk.users == 0 {
 		delete(l.locks, k)
 	}
