@@ -65,20 +65,6 @@ var tlsStanza = &stanza{
 	},
 }
 
-// ParseCluster reads a file with one cluster block. The result is nil if any diagnostic is an error.
-func ParseCluster(src Source, opts Options) (*Cluster, registry.Diagnostics) {
-	d := newDecoder(src, opts)
-	root := d.parse(mapNames{})
-	if root == nil {
-		return nil, d.found()
-	}
-	c := d.file(root).cluster()
-	if ds := d.found(); c == nil || ds.Err() != nil {
-		return nil, ds
-	}
-	return c, d.found()
-}
-
 func (f *file) cluster() *Cluster {
 	top := f.fields(f.block, &stanza{name: "a cluster file"})
 	b, found := top.one("cluster")

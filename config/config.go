@@ -34,30 +34,33 @@ type Options struct {
 
 // ParseJob reads a job. The job is nil if any diagnostic is an error.
 func ParseJob(src Source, opts Options) (*hooks.Job, registry.Diagnostics) {
-	d := newDecoder(src, opts)
-	root := d.parse(jobMaps)
-	if root == nil {
-		return nil, d.found()
+	job, ds := parseFile(src, opts, jobMaps, (*file).job)
+	if job != nil {
+		sum := sha256.Sum256(src.Text)
+		job.Digest = hex.EncodeToString(sum[:])
 	}
-	job := d.file(root).job()
-	if ds := d.found(); job == nil || ds.Err() != nil {
-		return nil, ds
-	}
-	sum := sha256.Sum256(src.Text)
-	job.Digest = hex.EncodeToString(sum[:])
-	return job, d.found()
+	return job, ds
 }
 
 // ParseVolume reads a volume. The spec is nil if any diagnostic is an error.
 func ParseVolume(src Source, opts Options) (*registry.VolumeSpec, registry.Diagnostics) {
+	return parseFile(src, opts, volumeMaps, (*file).volume)
+}
+
+// ParseCluster reads a file with one cluster block. The result is nil if any diagnostic is an error.
+func ParseCluster(src Source, opts Options) (*Cluster, registry.Diagnostics) {
+	return parseFile(src, opts, mapNames{}, (*file).cluster)
+}
+
+func parseFile[T any](src Source, opts Options, maps mapNames, read func(*file) *T) (*T, registry.Diagnostics) {
 	d := newDecoder(src, opts)
-	root := d.parse(volumeMaps)
-	if root == nil {
-		return nil, d.found()
+	var result *T
+	if root := d.parse(src, maps); root != nil {
+		result = read(d.file(root))
 	}
-	spec := d.file(root).volume()
-	if ds := d.found(); spec == nil || ds.Err() != nil {
+	ds := d.found()
+	if ds.Err() != nil {
 		return nil, ds
 	}
-	return spec, d.found()
+	return result, ds
 }

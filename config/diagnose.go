@@ -162,16 +162,15 @@ func (d *decoder) order(diag registry.Diagnostic) int {
 }
 
 // rangeOf returns the HCL range of the bytes [start, end) of the text.
-func (d *decoder) rangeOf(start, end int) hcl.Range {
-	return hcl.Range{Filename: d.src.Name, Start: d.pos(start), End: d.pos(max(end, start+1))}
+func (s Source) rangeOf(start, end int) hcl.Range {
+	return hcl.Range{Filename: s.Name, Start: s.pos(start), End: s.pos(max(end, start+1))}
 }
 
-func (d *decoder) pos(at int) hcl.Pos {
-	text := d.src.Text
-	at = min(at, len(text))
-	start := bytes.LastIndexByte(text[:at], '\n') + 1
-	line := bytes.TrimPrefix(text[start:at], bom)
-	return hcl.Pos{Line: bytes.Count(text[:at], []byte("\n")) + 1, Column: utf8.RuneCount(line) + 1, Byte: at}
+func (s Source) pos(at int) hcl.Pos {
+	at = min(at, len(s.Text))
+	start := bytes.LastIndexByte(s.Text[:at], '\n') + 1
+	line := bytes.TrimPrefix(s.Text[start:at], bom)
+	return hcl.Pos{Line: bytes.Count(s.Text[:at], []byte("\n")) + 1, Column: utf8.RuneCount(line) + 1, Byte: at}
 }
 
 // didYouMean suggests the nearest of the names, or lists all of them if none is near.

@@ -49,28 +49,19 @@ var (
 // maxSyntax bounds the reported syntax errors. Later ones are mostly consequences of the first.
 const maxSyntax = 3
 
-// parse returns the text's body, or nil if it is not valid HCL.
-func (d *decoder) parse(maps mapNames) *hclsyntax.Body {
-	return d.parseText(d.src, maps)
-}
-
-// parseText is parse for any text. The text is outlined, and its limits are checked, before HCL parses it.
-func (d *decoder) parseText(src Source, maps mapNames) *hclsyntax.Body {
-	own := src.Name == d.src.Name
-	out := outlineOf(bytes.TrimPrefix(src.Text, bom))
-	shift := len(src.Text) - len(bytes.TrimPrefix(src.Text, bom))
-	if own {
-		d.hideSecrets(out, shift)
+// parse returns the body of a text, or nil if it is not valid HCL. The limits of the text are checked before HCL parses
+// it.
+func (d *decoder) parse(src Source, maps mapNames) *hclsyntax.Body {
+	text, start, out := bytes.Clone(src.Text), hcl.InitialPos, &outline{fault: bytesFault(src)}
+	if bytes.HasPrefix(text, bom) { // becomes white space before the first column
+		start.Column -= copy(text, "   ")
 	}
-	for _, f := range out.faults {
-		d.errorf((&decoder{src: src}).rangeOf(f.start+shift, f.end+shift), f.detail, "%s", f.summary)
+	if out.fault == nil {
+		out = outlineOf(text, src.Name, start)
 	}
-	if len(out.faults) > 0 {
-		return nil
-	}
-	text := bytes.Clone(bytes.TrimPrefix(src.Text, bom))
-	start := hcl.Pos{Line: 1, Column: 1, Byte: shift}
-	if !d.checkNesting(text, src.Name, start) {
+	d.hideSecrets(src, out)
+	if f := out.fault; f != nil {
+		d.errorf(f.at, f.detail, "%s", f.summary)
 		return nil
 	}
 	cut := cutMaps(text, out.braces, maps)
@@ -81,7 +72,7 @@ func (d *decoder) parseText(src Source, maps mapNames) *hclsyntax.Body {
 	}
 	body := file.Body.(*hclsyntax.Body)
 	for _, m := range cut {
-		if !d.restore(body, m, shift) {
+		if !d.restore(body, m) {
 			return nil
 		}
 	}
@@ -103,24 +94,23 @@ func (d *decoder) syntax(found hcl.Diagnostics) {
 	}
 }
 
-// checkNesting checks the nesting again with HCL's lexer, in case the outline was wrong.
-func (d *decoder) checkNesting(text []byte, name string, start hcl.Pos) bool {
-	tokens, _ := hclsyntax.LexConfig(text, name, start)
-	depth := 0
-	for _, t := range tokens {
-		switch t.Type {
-		case hclsyntax.TokenOBrace, hclsyntax.TokenOBrack, hclsyntax.TokenOParen, hclsyntax.TokenTemplateInterp,
-			hclsyntax.TokenTemplateControl:
-			depth++
-		case hclsyntax.TokenCBrace, hclsyntax.TokenCBrack, hclsyntax.TokenCParen, hclsyntax.TokenTemplateSeqEnd:
-			depth--
-		}
-		if depth > maxDepth {
-			d.errorf(t.Range, "use fewer levels", "this is nested more than %d levels deep", maxDepth)
-			return false
+// hideSecrets records the spans of secrets in the main file, including blocks with a misspelt name. In a malformed text
+// everything after the first of them, or after the first password, counts as secret.
+func (d *decoder) hideSecrets(src Source, out *outline) {
+	if src.Name != d.src.Name {
+		return
+	}
+	d.secrets = append(d.secrets, out.secrets...)
+	for _, b := range out.braces {
+		if levenshtein.Distance(b.word, secretsName, nil) <= 2 {
+			d.secrets = append(d.secrets, span{b.open, b.close})
 		}
 	}
-	return true
+	for _, word := range []string{"secret", "password"} {
+		if at := bytes.Index(src.Text, []byte(word)); at >= 0 && out.fault != nil {
+			d.secrets = append(d.secrets, span{at + len(word), len(src.Text) + 1})
+		}
+	}
 }
 
 // cutMaps blanks the blocks that are maps and returns them with their text.
@@ -171,8 +161,8 @@ func blank(text []byte) {
 }
 
 // restore puts a cut map back into its body as an attribute with an object value.
-func (d *decoder) restore(body *hclsyntax.Body, m cutMap, shift int) bool {
-	at := d.rangeOf(m.open+shift, m.close+shift)
+func (d *decoder) restore(body *hclsyntax.Body, m cutMap) bool {
+	at := d.src.rangeOf(m.open, m.close)
 	expr, found := hclsyntax.ParseExpression(m.text, d.src.Name, at.Start)
 	if found.HasErrors() {
 		d.syntax(found)
@@ -183,8 +173,8 @@ func (d *decoder) restore(body *hclsyntax.Body, m cutMap, shift int) bool {
 		d.errorf(at, "write it as name = value lines", "not a map")
 		return false
 	}
-	name := d.rangeOf(m.at+shift, m.at+shift+len(m.word))
-	in := innermost(body, m.at+shift)
+	name := d.src.rangeOf(m.at, m.at+len(m.word))
+	in := innermost(body, m.at)
 	if _, exists := in.Attributes[m.word]; exists && m.word == "segments" {
 		d.restoreBlock(in, object, name)
 		return true

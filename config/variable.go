@@ -143,7 +143,7 @@ func (d *decoder) assign(declared map[string]*variable) {
 	names := slices.Collect(maps.Keys(declared))
 	for _, src := range d.opts.VariableFiles {
 		d.texts[src.Name] = src.Text
-		body := d.parseText(src, mapNames{})
+		body := d.parse(src, mapNames{})
 		if body == nil {
 			continue
 		}
@@ -181,7 +181,7 @@ func (d *decoder) commandLine(v *variable, s string, at hcl.Range) (cty.Value, b
 	}
 	src := Source{Name: at.Filename, Text: []byte("value = " + s)}
 	d.texts[src.Name] = src.Text
-	body := d.parseText(src, mapNames{})
+	body := d.parse(src, mapNames{})
 	if body == nil || body.Attributes["value"] == nil {
 		return cty.NilVal, false
 	}
