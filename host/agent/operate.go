@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 
 	"holdfast/host"
 	"holdfast/host/agent/taskdriver"
@@ -139,63 +138,53 @@ func (a *Agent) Logs(ctx context.Context, id host.AllocID, task host.TaskName, o
 		h = *rec.Handle
 	}
 	if o.Tail > 0 {
-		last := &lastLines{keep: o.Tail, starts: []int64{0}}
-		if err := d.Logs(ctx, h, o.Stream, false, last); err != nil {
+		var present lineCounter
+		if err := d.Logs(ctx, h, o.Stream, false, &present); err != nil {
 			return err
 		}
-		to = &skipWriter{to, last.offset()}
+		to = &lineSkipper{to, present.lines() - o.Tail}
 	}
 	return d.Logs(ctx, h, o.Stream, o.Follow && rec.State == TaskRunning, to)
 }
 
-// lastLines finds the offset of the last lines of the text that is written to it.
-type lastLines struct {
-	keep   int     // number of lines
-	starts []int64 // offsets of at least the last keep+1 lines; the last one may be empty
-	size   int64
+// lineCounter counts the lines that are written to it. The last one may have no line break.
+type lineCounter struct {
+	breaks int
+	open   bool // the last line has no line break yet
 }
 
-func (l *lastLines) Write(p []byte) (int, error) {
-	for rest := p; ; {
-		i := bytes.IndexByte(rest, '\n')
-		if i < 0 {
-			l.size += int64(len(rest))
+func (c *lineCounter) Write(p []byte) (int, error) {
+	c.breaks += bytes.Count(p, []byte("\n"))
+	if len(p) > 0 {
+		c.open = p[len(p)-1] != '\n'
+	}
+	return len(p), nil
+}
+
+func (c *lineCounter) lines() int {
+	if c.open {
+		return c.breaks + 1
+	}
+	return c.breaks
+}
+
+// lineSkipper drops the first lines.
+type lineSkipper struct {
+	to   io.Writer
+	skip int
+}
+
+func (w *lineSkipper) Write(p []byte) (int, error) {
+	rest := p
+	for ; w.skip > 0; w.skip-- {
+		_, after, found := bytes.Cut(rest, []byte("\n"))
+		if !found {
 			return len(p), nil
 		}
-		l.size += int64(i + 1)
-		rest = rest[i+1:]
-		l.starts = append(l.starts, l.size)
-		if len(l.starts)/2 > l.keep { // rarely, because it copies all of them
-			l.starts = slices.Delete(l.starts, 0, len(l.starts)-l.keep-1)
-		}
+		rest = after
 	}
-}
-
-func (l *lastLines) offset() int64 {
-	lines := l.starts
-	if lines[len(lines)-1] == l.size { // no line begins at the end of the text
-		lines = lines[:len(lines)-1]
-	}
-	if len(lines) == 0 {
-		return l.size
-	}
-	return lines[max(0, len(lines)-l.keep)]
-}
-
-// skipWriter drops the first bytes.
-type skipWriter struct {
-	to   io.Writer
-	skip int64
-}
-
-func (w *skipWriter) Write(p []byte) (int, error) {
-	n := min(w.skip, int64(len(p)))
-	w.skip -= n
-	if n == int64(len(p)) {
-		return len(p), nil
-	}
-	written, err := w.to.Write(p[n:])
-	return int(n) + written, err
+	n, err := w.to.Write(rest)
+	return len(p) - len(rest) + n, err
 }
 
 // Job returns the record of a job. Callers must not change it.

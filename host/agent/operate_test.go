@@ -3,7 +3,6 @@ package agent
 import (
 	"bytes"
 	"errors"
-	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -82,24 +81,21 @@ func TestTailKeepsTheLastLines(t *testing.T) {
 		{"\n\n\n", 2, "\n\n"}, {"a\nb\n", 1, "b\n"}, {"1\n2\n3\n4\n5\n6\n7\n8\n", 2, "7\n8\n"},
 	} {
 		for _, chunk := range []int{1, 3, 100} {
-			last := &lastLines{keep: c.keep, starts: []int64{0}}
-			copyIn(t, last, c.text, chunk)
+			var present lineCounter
 			var out bytes.Buffer
-			copyIn(t, &skipWriter{&out, last.offset()}, c.text+"new", chunk)
+			skipper := &lineSkipper{to: &out}
+			for part := range slices.Chunk([]byte(c.text), chunk) {
+				_, _ = present.Write(part)
+			}
+			skipper.skip = present.lines() - c.keep
+			for part := range slices.Chunk([]byte(c.text+"new"), chunk) {
+				if n, err := skipper.Write(part); n != len(part) || err != nil {
+					t.Fatal(n, err)
+				}
+			}
 			if got := strings.TrimSuffix(out.String(), "new"); got != c.want {
 				t.Errorf("the last %d lines of %q, in chunks of %d: %q", c.keep, c.text, chunk, got)
 			}
 		}
-	}
-}
-
-func copyIn(t *testing.T, to io.Writer, text string, chunk int) {
-	t.Helper()
-	for len(text) > 0 {
-		n := min(chunk, len(text))
-		if written, err := to.Write([]byte(text[:n])); written != n || err != nil {
-			t.Fatal(written, err)
-		}
-		text = text[n:]
 	}
 }
