@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
+	"github.com/google/uuid"
 	"github.com/hashicorp/go-hclog"
 
 	"holdfast/host"
@@ -184,7 +185,7 @@ func (a *Agent) load() error {
 		a.engine.known, err = a.ledger.loadEngineMounts()
 	}
 	if err == nil && node == "" {
-		node = newID()
+		node = uuid.NewString()
 		err = a.ledger.write(entry{metaBucket, nodeKey, node})
 	}
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	bolt "go.etcd.io/bbolt"
 
 	"holdfast/hooks"
@@ -282,7 +283,7 @@ func (a *Agent) usableEngineMount(ctx context.Context, s Volumes, r EngineReques
 		}
 	}
 	return &EngineMount{
-		Volume: r.Volume, Alloc: host.AllocID(newID()), Sealed: r.Sealed, Boot: boot, Since: time.Now().UTC(),
+		Volume: r.Volume, Alloc: host.AllocID(uuid.NewString()), Sealed: r.Sealed, Boot: boot, Since: time.Now().UTC(),
 		Holders: map[string]EngineHolder{},
 	}, nil
 }

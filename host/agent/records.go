@@ -2,7 +2,6 @@ package agent
 
 import (
 	"cmp"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -11,6 +10,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/google/uuid"
 
 	"holdfast/hooks"
 	"holdfast/host"
@@ -286,7 +287,7 @@ func newAllocRecord(j *JobRecord, g hooks.Group, index uint64) *AllocRecord {
 	var rest jobRest
 	_ = taskdriver.Decode("job", j.Job.Rest, &rest) // checked when the job was submitted
 	r := &AllocRecord{
-		ID: host.AllocID(newID()), Job: j.Job.ID, JobName: cmp.Or(rest.Name, j.Job.ID), JobType: j.Job.Type,
+		ID: host.AllocID(uuid.NewString()), Job: j.Job.ID, JobName: cmp.Or(rest.Name, j.Job.ID), JobType: j.Job.Type,
 		JobMeta: mergeMeta(rest.Meta), Namespace: string(namespaceOf(string(j.Job.Namespace))),
 		TextDigest: j.Job.Digest, Group: g,
 		Digest: groupDigest(j, g), Version: j.Version, Index: index, State: AllocPending, Created: time.Now().UTC(),
@@ -296,14 +297,6 @@ func newAllocRecord(j *JobRecord, g hooks.Group, index uint64) *AllocRecord {
 		r.Tasks[t.Name] = &TaskRecord{State: TaskPending, Since: r.Created}
 	}
 	return r
-}
-
-// newID returns a random UUID.
-func newID() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails
-	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
 func namespaceOf(s string) registry.Namespace {
