@@ -103,7 +103,7 @@ type taskSpec struct {
 	logFiles  int   // 0: the driver's default
 	logSize   int64 // 0: the driver's default
 	resources taskdriver.Resources
-	templates []template
+	templates []fileTemplate
 	rest      taskRest
 }
 

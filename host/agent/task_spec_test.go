@@ -71,7 +71,7 @@ func TestUnsupportedAttributes(t *testing.T) {
 		docker.Driver = "docker"
 		for want, task := range map[string]hooks.Task{
 			"vault":                      task("t", `{"vault":[{}]}`),
-			"template local/x":           task("t", `{"template":[{"data":"{{ key }}","destination":"local/x"}]}`),
+			"template: local/x:1: ":      task("t", `{"template":[{"data":"{{ key }}","destination":"local/x"}]}`),
 			"artifact":                   task("t", `{"artifact":[{"source":"http://x/y"}]}`),
 			"poststop":                   task("t", `{"lifecycle":[{"hook":"poststop"}]}`),
 			"mode":                       task("t", `{"restart":[{"mode":"never"}]}`),

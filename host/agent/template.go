@@ -4,14 +4,15 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"text/template"
 
 	"holdfast/hooks"
 	"holdfast/host/agent/taskdriver"
@@ -32,25 +33,20 @@ type templateBlock struct {
 	Right       string            `json:"right_delimiter"`
 }
 
-// template is a file with placeholders.
-type template struct {
+// fileTemplate is a template block: a Go template with the functions env and file.
+type fileTemplate struct {
 	destination string // with references as in ${NOMAD_TASK_DIR}
 	env         bool   // its lines are variables of the task
 	mode        fs.FileMode
-	parts       []templatePart
+	body        *template.Template
 }
 
-// templatePart is text, or the placeholder of a value: {{ env "NAME" }} or {{ file "/path" }}.
-type templatePart struct{ text, function, argument string }
-
-var templateCall = regexp.MustCompile("^-?\\s*(env|file)\\s+(\"(?:[^\"\\\\\n]|\\\\.)*\"|`[^`]*`)\\s*-?$")
-
-func newTemplate(b templateBlock) (t template, err error) {
-	invalid := func(format string, args ...any) (template, error) {
+func newTemplate(b templateBlock) (t fileTemplate, err error) {
+	invalid := func(format string, args ...any) (fileTemplate, error) {
 		return t, registry.Invalid("template %s: "+format, append([]any{cmp.Or(b.Destination, "without destination")},
 			args...)...)
 	}
-	t = template{destination: b.Destination, env: b.Env, mode: 0o644}
+	t = fileTemplate{destination: b.Destination, env: b.Env, mode: 0o644}
 	if b.Perms != "" {
 		mode, err := strconv.ParseUint(string(b.Perms), 8, 12)
 		if err != nil || mode > 0o777 {
@@ -69,49 +65,18 @@ func newTemplate(b templateBlock) (t template, err error) {
 	if _, err := t.path(nil); err != nil {
 		return t, err
 	}
-	t.parts, err = templateParts(*b.Data, cmp.Or(b.Left, "{{"), cmp.Or(b.Right, "}}"))
+	atStart := func(string) string { return "" } // render replaces it
+	t.body, err = template.New(b.Destination).Delims(b.Left, b.Right).Option("missingkey=error").
+		Funcs(template.FuncMap{"env": atStart, "file": atStart}).Parse(*b.Data)
 	if err != nil {
-		return invalid("%w", err)
+		return t, registry.Errorf(registry.ErrUnsupported, "%w; write the value itself, {{ env \"NAME\" }} for a "+
+			"variable of the task, or {{ file \"/path\" }} for what a file of this machine holds", err)
 	}
 	return t, nil
 }
 
-// templateParts splits a text at its placeholders. A - inside a delimiter removes the white space beyond it.
-func templateParts(text, left, right string) (parts []templatePart, err error) {
-	for {
-		before, rest, found := strings.Cut(text, left)
-		if !found {
-			return append(parts, templatePart{text: text}), nil
-		}
-		expression, after, closed := strings.Cut(rest, right)
-		if !closed {
-			return nil, registry.Invalid("no %s after %s; set left_delimiter and right_delimiter if %s is part of "+
-				"the text", right, left, left)
-		}
-		call := templateCall.FindStringSubmatch(strings.TrimSpace(expression))
-		if call == nil {
-			return nil, registry.Errorf(registry.ErrUnsupported, "unsupported expression %s %s %s; write the value "+
-				"itself, %s env \"NAME\" %s for a variable of the task, or %s file \"/path\" %s for what a file of "+
-				"this machine holds", left, strings.Join(strings.Fields(strings.Trim(expression, "-")), " "), right,
-				left, right, left, right)
-		}
-		if strings.HasPrefix(expression, "-") {
-			before = strings.TrimRight(before, " \t\r\n")
-		}
-		if strings.HasSuffix(expression, "-") {
-			after = strings.TrimLeft(after, " \t\r\n")
-		}
-		argument, err := strconv.Unquote(call[2])
-		if err != nil {
-			return nil, registry.Invalid("%s is no string", call[2])
-		}
-		parts = append(parts, templatePart{text: before}, templatePart{function: call[1], argument: argument})
-		text = after
-	}
-}
-
 // path returns the destination relative to the task's directory.
-func (t template) path(known map[string]string) (string, error) {
+func (t fileTemplate) path(known map[string]string) (string, error) {
 	own := maps.Clone(known)
 	if own == nil {
 		own = map[string]string{}
@@ -125,33 +90,31 @@ func (t template) path(known map[string]string) (string, error) {
 	return path, nil
 }
 
-// render returns the text with its values.
-func (t template) render(ctx context.Context, known map[string]string) (string, error) {
+// render executes the template. known has the values for env.
+func (t fileTemplate) render(ctx context.Context, known map[string]string) (string, error) {
 	var out strings.Builder
-	for _, p := range t.parts {
-		value := p.text
-		switch p.function {
-		case "env":
-			v, set := known[p.argument]
+	err := t.body.Funcs(template.FuncMap{
+		"env": func(name string) (string, error) {
+			value, set := known[name]
 			if !set {
-				return "", registry.Invalid("template %s: the task has no variable %s", t.destination, p.argument)
+				return "", registry.Invalid("the task has no variable %s", name)
 			}
-			value = v
-		case "file":
-			text, err := secretfile.Read(ctx, p.argument)
+			return value, nil
+		},
+		"file": func(path string) (string, error) {
+			text, err := secretfile.Read(ctx, path)
 			if err != nil {
-				return "", fmt.Errorf("template %s: %v", t.destination, err) // no kind: the restart policy decides
+				return "", errors.New(err.Error()) // no kind: the restart policy decides
 			}
-			value = string(text)
-		}
-		out.WriteString(value)
-	}
-	return out.String(), nil
+			return string(text), nil
+		},
+	}).Execute(&out, nil)
+	return out.String(), err
 }
 
 // renderTemplates adds the variables of templates to env and known, and returns the files.
 func renderTemplates(
-	ctx context.Context, list []template, env, known map[string]string,
+	ctx context.Context, list []fileTemplate, env, known map[string]string,
 ) (files []taskdriver.File, err error) {
 	for _, t := range list {
 		path, err := t.path(known)
@@ -213,11 +176,11 @@ func variablesOf(text string) (map[string]string, error) {
 }
 
 // templates decodes the template blocks of a task. errs has one error for each block, or nil.
-func (r taskRest) templates() (out []template, errs []error) {
+func (r taskRest) templates() (out []fileTemplate, errs []error) {
 	for _, b := range r.Template {
 		t, err := newTemplate(b)
 		if err != nil {
-			t = template{}
+			t = fileTemplate{}
 		}
 		out, errs = append(out, t), append(errs, err)
 	}
@@ -225,7 +188,7 @@ func (r taskRest) templates() (out []template, errs []error) {
 }
 
 // knownFile returns the file of the template without its text. known is false if the destination depends on the alloc.
-func (t template) knownFile() (f taskdriver.File, known bool) {
+func (t fileTemplate) knownFile() (f taskdriver.File, known bool) {
 	path, err := t.path(nil)
 	f = taskdriver.File{Path: path}
 	return f, t.destination != "" && err == nil && !strings.Contains(path, "${") && (!t.env || f.Own())

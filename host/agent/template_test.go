@@ -34,8 +34,8 @@ func TestTemplatesBecomeFilesAndVariables(t *testing.T) {
 	}
 	blocks := []map[string]any{
 		{"data": `[{"monitors": {"a": {}}}]`, "destination": "local/config.json", "change_mode": "restart"},
-		{"data": "host: {{ env \"SERVER\" }}:{{env `PORT`}}\n  {{- env \"NOMAD_ALLOC_ID\" -}}  \nkey: {{ file \"" +
-			key + "\" }}",
+		{"data": "host: {{ env \"SERVER\" }}:{{if true}}{{env `PORT`}}{{end}}\n  {{- env \"NOMAD_ALLOC_ID\" -}}  \n" +
+			"key: {{ file \"" + key + "\" }}",
 			"destination": "${NOMAD_SECRETS_DIR}/driver.yaml", "perms": "600"},
 		{"data": "<< {{ .Literal }} [[ env \"PORT\" ]]", "destination": "/local/sub/go.tpl", "perms": 755,
 			"left_delimiter": "[[", "right_delimiter": "]]"},
@@ -82,7 +82,7 @@ func TestTemplateErrors(t *testing.T) {
 		`[{"data":"x","destination":"config/x"}]`:                        "write it to local/ or secrets/",
 		`[{"data":"x","destination":"task.json"}]`:                       "write it to local/ or secrets/",
 		`[{"destination":"local/x","data":"A='hunter2","env":true}]`:     "line 1",
-		`[{"destination":"local/x","data":"{{ a\nkey: hunter2"}]`:        "no }} after {{",
+		`[{"destination":"local/x","data":"{{ a\nkey: hunter2"}]`:        `function "a" not defined`,
 		`[{"data":"x","destination":"${NOMAD_ALLOC_DIR}/x"}]`:            "write it to local/ or secrets/",
 		`[{` + ok + `,"perms":"rw"}]`:                                    "write it as in \"640\"",
 		`[{` + ok + `,"perms":"4755"}]`:                                  "up to 777",
@@ -91,8 +91,9 @@ func TestTemplateErrors(t *testing.T) {
 		`[{"destination":"local/x","data":"{{ file \"/no/such\" }}"}]`:   "/no/such",
 		`[{"destination":"local/x","data":"A=1\nB hunter2","env":true}]`: "line 2: no NAME=value",
 		`[{"destination":"local/x","data":"A=\"hunter2","env":true}]`:    "line 1",
-		`[{"destination":"local/x","data":"{{ env \"A\" | up }}"}]`:      `unsupported expression {{ env "A" | up }}`,
-		`[{"destination":"local/x","data":"a {{ for\n some \"p\" }}"}]`:  `unsupported expression {{ for some "p" }}`,
+		`[{"destination":"local/x","data":"{{ env \"A\" | up }}"}]`:      `local/x:1: function "up" not defined`,
+		`[{"destination":"local/x","data":"a {{ env \"A\" "}]`:           "unclosed action",
+		`[{"destination":"local/x","data":"{{ .Data.password }}"}]`:      `nil data; no entry for key "Data"`,
 	}
 	for _, blocks := range slices.Sorted(maps.Keys(cases)) {
 		_, err := attemptOf(t, nil, blocks)
