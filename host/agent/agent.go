@@ -39,9 +39,6 @@ type Config struct {
 	// Recover is what to do if the ledger does not know running tasks. Unless it is RecoverNone, New moves a
 	// damaged ledger away.
 	Recover Recovery
-	// Backoff holds the first and the longest pause between attempts to prepare or release an alloc; default 250 ms
-	// and 15 s.
-	Backoff [2]time.Duration
 }
 
 // Storage is the part of host.Host that an agent needs to run jobs.
@@ -129,16 +126,24 @@ func New(c Config) (*Agent, error) {
 	if err := c.setDefaults(); err != nil {
 		return nil, err
 	}
-	l, err := c.openLedger()
+	l, content, err := c.openLedger()
 	if err != nil {
 		return nil, err
 	}
+	if content.node == "" {
+		content.node = uuid.NewString()
+		if err := l.write(entry{metaBucket, nodeKey, content.node}); err != nil {
+			return nil, errors.Join(err, l.close())
+		}
+	}
 	a := &Agent{
 		config: c, log: c.Logger, ledger: l, drivers: map[string]taskdriver.Driver{}, wake: make(chan struct{}, 1),
+		node: Node{ID: content.node, Name: c.Name}, jobs: content.jobs,
 		allocs: map[host.AllocID]*alloc{}, changed: make(chan struct{}), again: make(chan struct{}),
 		forced: make(chan struct{}), paused: map[pausedSlot]bool{},
 		engine: engineMounts{
-			busy: map[host.VolumeID]chan struct{}{}, unused: map[host.VolumeID]time.Time{},
+			known: content.mounts,
+			busy:  map[host.VolumeID]chan struct{}{}, unused: map[host.VolumeID]time.Time{},
 			lost: map[host.AllocID]string{}, users: mount.Users,
 			isMount: func(path string) (bool, error) { return mount.IsPoint(filepath.Dir(path), path) },
 		},
@@ -146,9 +151,7 @@ func New(c Config) (*Agent, error) {
 	for _, d := range c.Drivers {
 		a.drivers[d.Name()] = d
 	}
-	if err := a.load(); err != nil {
-		return nil, errors.Join(err, l.close())
-	}
+	a.publish(slices.SortedFunc(maps.Values(content.allocs), byAge), nil)
 	if err := a.checkSpace(); err != nil {
 		a.log.Warn("the agent starts on a full disk", "error", err)
 	}
@@ -173,26 +176,6 @@ func (c *Config) setDefaults() (err error) {
 	if c.Parents == nil {
 		c.Parents = taskdriver.Parents
 	}
-	if c.Backoff == [2]time.Duration{} {
-		c.Backoff = [2]time.Duration{250 * time.Millisecond, 15 * time.Second}
-	}
-	return nil
-}
-
-func (a *Agent) load() error {
-	jobs, records, node, err := a.ledger.load()
-	if err == nil {
-		a.engine.known, err = a.ledger.loadEngineMounts()
-	}
-	if err == nil && node == "" {
-		node = uuid.NewString()
-		err = a.ledger.write(entry{metaBucket, nodeKey, node})
-	}
-	if err != nil {
-		return err
-	}
-	a.node, a.jobs = Node{ID: node, Name: a.config.Name}, jobs
-	a.publish(slices.SortedFunc(maps.Values(records), byAge), nil)
 	return nil
 }
 
@@ -298,11 +281,15 @@ func (a *Agent) retried() <-chan struct{} {
 	return a.again
 }
 
-// newBackoff returns the configured pauses, without jitter.
-func (a *Agent) newBackoff() *backoff.ExponentialBackOff { return newBackoff(a.config.Backoff) }
+// The first and the longest pause between attempts, for example to prepare an alloc.
+const (
+	minPause = 250 * time.Millisecond
+	maxPause = 15 * time.Second
+)
 
-func newBackoff(limits [2]time.Duration) *backoff.ExponentialBackOff {
-	return &backoff.ExponentialBackOff{InitialInterval: limits[0], Multiplier: 2, MaxInterval: limits[1]}
+// newBackoff returns pauses without jitter.
+func newBackoff() *backoff.ExponentialBackOff {
+	return &backoff.ExponentialBackOff{InitialInterval: minPause, Multiplier: 2, MaxInterval: maxPause}
 }
 
 // sleep returns after d, or earlier if ctx ends or wake is closed.

@@ -115,7 +115,7 @@ func (r *runner) fail(why string) error {
 // retry calls do until it succeeds, its error is permanent, or ctx ends. Between attempts, the alloc's reason is the
 // described error. retry returns errors of do and of the ledger.
 func (r *runner) retry(ctx context.Context, do func() error, describe func(error) string) error {
-	for b := r.a.newBackoff(); ; {
+	for b := newBackoff(); ; {
 		retried := r.a.retried() // before the call, so that a change during it is not missed
 		err := do()
 		if err == nil || ctx.Err() != nil || permanent(err) {
@@ -358,10 +358,7 @@ func (r *runner) specs() ([]taskSpec, error) {
 	return out, nil
 }
 
-// pollLimits are the first and the longest interval between two questions to the shim about what an alloc waits for.
-var pollLimits = [2]time.Duration{500 * time.Millisecond, 15 * time.Second}
-
-// pollTimeout bounds one such question.
+// pollTimeout bounds a question to the shim about what an alloc waits for.
 const pollTimeout = 2 * time.Second
 
 // reportWaits calls do. While do runs, it records what the alloc waits for.
@@ -369,7 +366,7 @@ func (r *runner) reportWaits(ctx context.Context, do func() error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		for b := newBackoff(pollLimits); ; {
+		for b := newBackoff(); ; {
 			sleep(ctx, b.NextBackOff(), nil)
 			waits := r.waits(ctx)
 			if ctx.Err() != nil {

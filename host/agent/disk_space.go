@@ -68,7 +68,7 @@ func (a *Agent) setShortage(err error) {
 	a.shortage = text
 	if text != "" && !a.retrying {
 		a.retrying = true
-		time.AfterFunc(a.config.Backoff[1], func() {
+		time.AfterFunc(maxPause, func() {
 			a.mu.Lock()
 			a.retrying = false
 			a.mu.Unlock()
@@ -86,7 +86,7 @@ func (a *Agent) setShortage(err error) {
 
 // retryWhileFull repeats a write while the disk is full.
 func (a *Agent) retryWhileFull(ctx context.Context, write func() error) error {
-	for b := a.newBackoff(); ; {
+	for b := newBackoff(); ; {
 		err := write()
 		if !errors.Is(err, registry.ErrExhausted) || ctx.Err() != nil {
 			return err

@@ -21,12 +21,12 @@ func (a *Agent) followDrain(ctx context.Context, s Volumes) {
 		if err != nil {
 			if ctx.Err() == nil {
 				a.log.Warn("cannot ask whether this node is drained", "error", err)
-				sleep(ctx, a.config.Backoff[1], nil)
+				sleep(ctx, maxPause, nil)
 			}
 			continue
 		}
 		if q.MinIndex = at; at == 0 { // no write yet; without an index, Nodes returns at once
-			sleep(ctx, a.config.Backoff[1], nil)
+			sleep(ctx, maxPause, nil)
 		}
 		var drain registry.Drain
 		drained := false

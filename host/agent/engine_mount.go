@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	bolt "go.etcd.io/bbolt"
 
 	"holdfast/hooks"
 	"holdfast/host"
@@ -471,19 +470,4 @@ func (a *Agent) releaseEngineMount(ctx context.Context, s Volumes, m *EngineMoun
 		return err
 	}
 	return a.setEngineMount(m.Volume, nil)
-}
-
-// loadEngineMounts reads the records of engine mounts.
-func (l *ledger) loadEngineMounts() (known map[host.VolumeID]*EngineMount, err error) {
-	known = map[host.VolumeID]*EngineMount{}
-	err = recoverDamage(func() error {
-		return l.db.View(func(tx *bolt.Tx) error {
-			return tx.Bucket(engineBucket).ForEach(func(k, v []byte) error {
-				m := &EngineMount{}
-				known[host.VolumeID(k)] = m
-				return decode(k, v, m)
-			})
-		})
-	})
-	return known, err
 }

@@ -525,10 +525,10 @@ func (e *env) edit(id host.AllocID, change func(*AllocRecord)) {
 	e.Helper()
 	l, err := openLedger(ledgerPath(e.dir))
 	e.must(err)
-	_, allocs, _, err := l.load()
+	content, err := l.load()
 	e.must(err)
-	change(allocs[id])
-	e.must(errors.Join(l.write(entry{allocsBucket, string(id), allocs[id]}), l.close()))
+	change(content.allocs[id])
+	e.must(errors.Join(l.write(entry{allocsBucket, string(id), content.allocs[id]}), l.close()))
 }
 
 // timeout returns a context that ends after a minute of the bubble's time.

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"holdfast/hooks"
@@ -105,7 +106,7 @@ func (a *Agent) Submit(
 	was := a.jobs[j.ID]
 	r := &JobRecord{
 		Job: *j, Source: src, Version: a.lastVersion(was, j.ID) + 1, Submitted: time.Now().UTC(), Warnings: warnings,
-		digests: &groupDigests{},
+		digests: &sync.Map{},
 	}
 	if r.RunOnce = r.Version; was != nil && !was.Stopped && !o.Rerun {
 		r.RunOnce = was.RunOnce

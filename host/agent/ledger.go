@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -171,21 +172,24 @@ func recoverDamage(do func() error) (err error) {
 	return do()
 }
 
-// openLedger opens the agent's ledger. If Recover is set, it moves a damaged ledger away and creates a new one.
-func (c *Config) openLedger() (*ledger, error) {
+// openLedger opens and reads the agent's ledger. If Recover is set, it moves a damaged ledger away and creates a new
+// one.
+func (c *Config) openLedger() (*ledger, ledgerContent, error) {
 	path := ledgerPath(c.StateDir)
 	l, err := openLedger(path)
+	var content ledgerContent
 	if err == nil {
-		if _, _, _, err = l.load(); err == nil {
-			return l, nil
+		if content, err = l.load(); err == nil {
+			return l, content, nil
 		}
 		err = errors.Join(err, l.close())
 	}
 	if !errors.Is(err, registry.ErrDamaged) {
-		return nil, err
+		return nil, content, err
 	}
 	if c.Recover == RecoverNone {
-		return nil, fmt.Errorf("%s is damaged: %w. Nothing was changed. Its tasks may still run and use volumes. "+
+		return nil, content, fmt.Errorf("%s is damaged: %w. Nothing was changed. "+
+			"Its tasks may still run and use volumes. "+
 			"Restore the file from a backup. Or rebuild the records from %s with holdfast agent --recover=adopt, "+
 			"which adopts running tasks, or --recover=stop, which stops them in order. "+
 			"Both keep the damaged file as agent.db.damaged-*",
@@ -194,9 +198,9 @@ func (c *Config) openLedger() (*ledger, error) {
 	away := fmt.Sprintf("%s.damaged-%d", path, time.Now().UnixNano())
 	c.Logger.Warn("moving a damaged file away", "path", path, "to", away, "error", err)
 	if err := os.Rename(path, away); err != nil {
-		return nil, fmt.Errorf("move the damaged file away: %w", err)
+		return nil, content, fmt.Errorf("move the damaged file away: %w", err)
 	}
-	return openLedger(path)
+	return c.openLedger()
 }
 
 func (l *ledger) close() error { return l.db.Close() }
@@ -245,32 +249,44 @@ func (l *ledger) write(entries ...entry) error {
 	return nil
 }
 
-// load reads all records and the node ID, which is empty in a new ledger. An unreadable record is an error, because
-// otherwise the agent would forget its tasks.
-func (l *ledger) load() (jobs map[string]*JobRecord, allocs map[host.AllocID]*AllocRecord, node string, err error) {
-	jobs, allocs = map[string]*JobRecord{}, map[host.AllocID]*AllocRecord{}
+// ledgerContent is all that a ledger has.
+type ledgerContent struct {
+	node   string // ID of the node; empty in a new ledger
+	jobs   map[string]*JobRecord
+	allocs map[host.AllocID]*AllocRecord
+	mounts map[host.VolumeID]*EngineMount
+}
+
+// load reads all records. An unreadable record is an error, because otherwise the agent would forget its tasks.
+func (l *ledger) load() (c ledgerContent, err error) {
+	c.jobs, c.allocs = map[string]*JobRecord{}, map[host.AllocID]*AllocRecord{}
+	c.mounts = map[host.VolumeID]*EngineMount{}
 	err = recoverDamage(func() error {
 		return l.db.View(func(tx *bolt.Tx) error {
 			var err error
 			if text := tx.Bucket(metaBucket).Get([]byte(nodeKey)); text != nil {
-				err = decode([]byte(nodeKey), text, &node)
+				err = decode([]byte(nodeKey), text, &c.node)
 			}
 			return errors.Join(err, tx.Bucket(jobsBucket).ForEach(func(k, v []byte) error {
-				r := &JobRecord{digests: &groupDigests{}}
-				jobs[string(k)] = r
+				r := &JobRecord{digests: &sync.Map{}}
+				c.jobs[string(k)] = r
 				err := decode(k, v, r)
 				if r.Next != nil {
-					r.Next.digests = &groupDigests{}
+					r.Next.digests = &sync.Map{}
 				}
 				return err
 			}), tx.Bucket(allocsBucket).ForEach(func(k, v []byte) error {
 				r := &AllocRecord{}
-				allocs[host.AllocID(k)] = r
+				c.allocs[host.AllocID(k)] = r
 				return decode(k, v, r)
+			}), tx.Bucket(engineBucket).ForEach(func(k, v []byte) error {
+				m := &EngineMount{}
+				c.mounts[host.VolumeID(k)] = m
+				return decode(k, v, m)
 			}))
 		})
 	})
-	return jobs, allocs, node, err
+	return c, err
 }
 
 func decode(k, v []byte, into any) error {
@@ -317,11 +333,11 @@ func examineLedger(state string) error {
 		return unknownTasks(state, nil)
 	}
 	return readOnly(path, func(l *ledger) error {
-		_, allocs, _, err := l.load()
+		content, err := l.load()
 		if err != nil {
 			return err
 		}
-		return unknownTasks(state, allocs)
+		return unknownTasks(state, content.allocs)
 	})
 }
 

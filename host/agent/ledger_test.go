@@ -145,23 +145,3 @@ func TestStatusAnswersWhileTheDiskHangs(t *testing.T) {
 		e.hasCount("start ", 2)
 	})
 }
-
-// The digest of a group is computed once for a job, whatever changes in its record. After a roll it is computed again.
-func TestGroupIsHashedOncePerJob(t *testing.T) {
-	withAgent(t, func(e *env) {
-		e.submit(serviceJob("web", ""))
-		e.awaitRunning("web")
-		first := e.agent.job("web")
-		stopped := *first
-		stopped.Stopped = true
-		rolled := *first
-		rolled.Rolled = map[string]uint64{"g": 1}
-		if n := len(first.digests.of); n != 1 || stopped.digests != first.digests {
-			e.Errorf("%d digests of one group", n)
-		}
-		if d := groupDigest(&rolled, rolled.Job.Groups[0]); d == groupDigest(first, first.Job.Groups[0]) ||
-			d != digestOf(rolled.Job.Type, string(rolled.Job.Namespace), rolled.Job.Groups[0], 1) {
-			e.Errorf("the digest of a rolled group is %s", d)
-		}
-	})
-}

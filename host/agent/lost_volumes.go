@@ -28,7 +28,7 @@ func (a *Agent) followLostVolumes(ctx context.Context, s Volumes) {
 
 // findLostVolumes stops the allocs that the shim releases although the agent has not asked for that.
 func (a *Agent) findLostVolumes(ctx context.Context, s Volumes) {
-	for b := a.newBackoff(); ; sleep(ctx, b.NextBackOff(), nil) {
+	for b := newBackoff(); ; sleep(ctx, b.NextBackOff(), nil) {
 		list, _, err := s.Allocs(ctx, host.AllocQuery{})
 		if ctx.Err() != nil {
 			return

@@ -44,7 +44,9 @@ type JobRecord struct {
 	Roll   *Roll             `json:"roll,omitempty"`   // the last one
 	Rolled map[string]uint64 `json:"rolled,omitempty"` // by group: how often its plugins were rolled without a change
 
-	digests *groupDigests // of Job, shared by all copies of the record; nil: computed each time
+	// digests has the digest of each rolledGroup, because the agent compares them often. All copies of the record share
+	// it. nil: they are computed each time.
+	digests *sync.Map
 }
 
 // AllocState is the state of an alloc.
@@ -303,40 +305,24 @@ func namespaceOf(s string) registry.Namespace {
 	return registry.Namespace(cmp.Or(s, string(registry.DefaultNamespace)))
 }
 
-// groupDigest returns a digest of everything that an alloc of the group depends on. The group's count is not part of
-// it.
-func groupDigest(j *JobRecord, g hooks.Group) string {
-	rolled := j.Rolled[g.Name]
-	compute := func() string { return digestOf(j.Job.Type, string(j.Job.Namespace), g, rolled) }
-	if j.digests == nil {
-		return compute()
-	}
-	return j.digests.get(rolledGroup{g.Name, rolled}, compute)
-}
-
-// groupDigests caches the digests of the groups of one job, because the agent compares them often. The job never
-// changes.
-type groupDigests struct {
-	mu sync.Mutex // guards of
-	of map[rolledGroup]string
-}
-
 // rolledGroup names a group and the number of its rolls.
 type rolledGroup struct {
 	group  string
 	rolled uint64
 }
 
-func (d *groupDigests) get(k rolledGroup, compute func() string) string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	digest, known := d.of[k]
-	if !known {
-		digest = compute()
-		if d.of == nil {
-			d.of = map[rolledGroup]string{}
+// groupDigest returns a digest of everything that an alloc of the group depends on. The group's count is not part of
+// it.
+func groupDigest(j *JobRecord, g hooks.Group) string {
+	key := rolledGroup{g.Name, j.Rolled[g.Name]}
+	if j.digests != nil {
+		if digest, known := j.digests.Load(key); known {
+			return digest.(string)
 		}
-		d.of[k] = digest
+	}
+	digest := digestOf(j.Job.Type, string(j.Job.Namespace), g, key.rolled)
+	if j.digests != nil {
+		j.digests.Store(key, digest)
 	}
 	return digest
 }

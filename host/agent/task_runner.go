@@ -234,7 +234,7 @@ func (t *taskRunner) retryStart(
 		note = "" // the task has this note already
 	}
 	return t.set(note, func(r *TaskRecord) {
-		r.State, r.Exit, r.Next, r.Reason = TaskWaiting, &exit, time.Now().Add(t.a.config.Backoff[1]), why
+		r.State, r.Exit, r.Next, r.Reason = TaskWaiting, &exit, time.Now().Add(maxPause), why
 	})
 }
 
@@ -246,7 +246,7 @@ func (t *taskRunner) plan(stop context.Context, attempt uint64) (hooks.Plan, err
 	if !t.isPlugin() {
 		return plan, nil
 	}
-	for b := t.a.newBackoff(); ; {
+	for b := newBackoff(); ; {
 		retried := t.a.retried()
 		more, err := t.s.TaskStarting(stop, rec.allocTask(t.spec.Task, attempt, t.driver.Isolated()))
 		if err == nil {
@@ -304,7 +304,7 @@ const reportTimeout = 45 * time.Second
 func (t *taskRunner) report(ctx context.Context, what string, send func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
-	b := t.a.newBackoff()
+	b := newBackoff()
 	for range 3 {
 		err := send(ctx)
 		if err == nil || ctx.Err() != nil {
@@ -402,7 +402,7 @@ func (t *taskRunner) stopAttempt(ctx context.Context, h taskdriver.Handle, why s
 	}
 	t.reportStop(ctx)
 	err := t.stopGracefully(ctx, h)
-	for b := t.a.newBackoff(); err != nil && ctx.Err() == nil; err = t.driver.Stop(ctx, h, 0) {
+	for b := newBackoff(); err != nil && ctx.Err() == nil; err = t.driver.Stop(ctx, h, 0) {
 		if errors.Is(err, errForced) {
 			continue
 		}
