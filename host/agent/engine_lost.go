@@ -24,13 +24,8 @@ type LostEngineMount struct {
 	Stop string
 }
 
-// AllocLister lists allocs as the shim knows them.
-type AllocLister interface {
-	Allocs(ctx context.Context, q host.AllocQuery) ([]host.AllocStatus, host.Seq, error)
-}
-
 // LostEngineMounts lists the lost mounts. The node releases each once its containers have stopped.
-func (a *Agent) LostEngineMounts(ctx context.Context, s AllocLister) (list []LostEngineMount, err error) {
+func (a *Agent) LostEngineMounts(ctx context.Context, s Volumes) (list []LostEngineMount, err error) {
 	all := a.EngineMounts()
 	if len(all) == 0 {
 		return nil, nil
@@ -54,7 +49,7 @@ func (a *Agent) LostEngineMounts(ctx context.Context, s AllocLister) (list []Los
 func (a *Agent) describeLost(m *EngineMount, reason string) LostEngineMount {
 	l := LostEngineMount{Volume: m.Volume, Alloc: m.Alloc, Path: m.Path, Reason: reason}
 	l.Containers, _ = a.EngineContainers(m.Volume) // unknown: the command of Stop lists them
-	engines := m.engines()
+	engines := slices.Sorted(maps.Keys(m.counts()))
 	if len(l.Containers) > 0 && len(engines) == 1 {
 		ids := slices.Clone(l.Containers)
 		for i, id := range ids {
@@ -71,13 +66,13 @@ func (a *Agent) describeLost(m *EngineMount, reason string) LostEngineMount {
 	return l
 }
 
-// engines returns the names of the engines that hold the mount.
-func (m *EngineMount) engines() []string {
-	names := map[string]bool{}
+// counts returns the number of mounts by the name of the engine that holds them.
+func (m *EngineMount) counts() map[string]int {
+	mounts := map[string]int{}
 	for _, h := range m.Holders {
-		names[h.Engine.Name()] = true
+		mounts[h.Engine.Name()] += h.Count
 	}
-	return slices.Sorted(maps.Keys(names))
+	return mounts
 }
 
 func listContainers(engine string, volume host.VolumeID) string {
@@ -100,23 +95,6 @@ func (e *engineMounts) lostReason(al host.AllocStatus) string {
 	return ""
 }
 
-// lostClaim returns why this node has no claim on the mounted volume any more. It is empty if there is a claim.
-func (a *Agent) lostClaim(ctx context.Context, s AllocLister, m *EngineMount) (reason string, err error) {
-	list, _, err := s.Allocs(ctx, host.AllocQuery{ID: m.Alloc})
-	if err != nil || len(list) == 0 {
-		return "", err
-	}
-	return a.engine.lostReason(list[0]), nil
-}
-
-// refuseLost is the error of a mount of a volume that this node has lost while containers used it. Another container
-// must not join them, and they would still write beside a new mount.
-func (a *Agent) refuseLost(m *EngineMount, reason string) error {
-	return registry.Errorf(registry.ErrConflict,
-		"this node has lost volume %q (%s), and containers still use it; stop them, then start this one again: %s",
-		m.Volume, reason, a.describeLost(m, reason).Stop)
-}
-
 // loseEngineMount reports that this node has lost the volume of an engine's containers. The mount is released once they
 // have stopped.
 func (a *Agent) loseEngineMount(id host.AllocID, reason string) {
@@ -131,11 +109,4 @@ func (a *Agent) loseEngineMount(id host.AllocID, reason string) {
 	l := a.describeLost(all[i], reason)
 	a.log.Error("containers use a volume that this node has lost; stop them", "volume", l.Volume, "reason", reason,
 		"command", l.Stop)
-}
-
-// isLost reports whether the shim has reported the loss of the mount's volume.
-func (a *Agent) isLost(m *EngineMount) bool {
-	a.engine.mu.Lock()
-	defer a.engine.mu.Unlock()
-	return a.engine.lost[m.Alloc] != ""
 }

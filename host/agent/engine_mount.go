@@ -288,21 +288,34 @@ func (a *Agent) usableEngineMount(ctx context.Context, s Volumes, r EngineReques
 }
 
 // joinable reports whether another container may use the mount, which has a path. If it returns false, the mount can be
-// released.
+// released. It returns an error if this node has lost the volume and containers still use it: another container must
+// not join them, and they would still write beside a new mount.
 func (a *Agent) joinable(ctx context.Context, s Volumes, m *EngineMount) (bool, error) {
 	mounted, err := a.engine.isMount(m.Path)
 	if err != nil || !mounted {
 		return false, err
 	}
-	lost, err := a.lostClaim(ctx, s, m)
-	if err != nil || lost == "" && len(m.Holders) > 0 {
-		return err == nil, err
+	allocs, _, err := s.Allocs(ctx, host.AllocQuery{ID: m.Alloc})
+	if err != nil {
+		return false, err
+	}
+	lost := ""
+	if len(allocs) > 0 {
+		lost = a.engine.lostReason(allocs[0])
+	}
+	if lost == "" && len(m.Holders) > 0 {
+		return true, nil
 	}
 	unused, err := a.unusedFor(m)
-	if err == nil && unused == 0 && lost != "" {
-		err = a.refuseLost(m, lost)
+	switch {
+	case err != nil || unused > 0:
+		return false, err
+	case lost != "":
+		return false, registry.Errorf(registry.ErrConflict,
+			"this node has lost volume %q (%s), and containers still use it; stop them, then start this one again: %s",
+			m.Volume, lost, a.describeLost(m, lost).Stop)
 	}
-	return unused == 0 && err == nil, err
+	return true, nil
 }
 
 // CheckEnginePlugin returns an error if no job runs the plugin, or if the engine may have to start it. A dockerd that
@@ -323,16 +336,10 @@ func (a *Agent) CheckEnginePlugin(ctx context.Context, s Lister, plugin host.Plu
 	return nil
 }
 
-// NodeLister lists the nodes of the cluster, with their plugins.
-type NodeLister interface {
-	Lister
-	Nodes(ctx context.Context, q host.NodeQuery) ([]host.NodeStatus, host.Seq, error)
-}
-
 // CheckEngineController is CheckEnginePlugin for the creation or deletion of a volume, which another node of the
 // cluster can also do. node is the node of a volume that stays on its node; empty: this node.
 func (a *Agent) CheckEngineController(
-	ctx context.Context, s NodeLister, plugin host.PluginID, node host.NodeName, by EngineCaller,
+	ctx context.Context, s Volumes, plugin host.PluginID, node host.NodeName, by EngineCaller,
 ) error {
 	refused := a.CheckEnginePlugin(ctx, s, plugin, by)
 	if !errors.Is(refused, registry.ErrUnavailable) {

@@ -29,7 +29,9 @@ const unusedLimit = 5 * time.Minute
 func (a *Agent) followEngineMounts(ctx context.Context, s Volumes) {
 	for {
 		for _, m := range a.unusedEngineMounts() {
-			lost := a.isLost(m)
+			a.engine.mu.Lock()
+			lost := a.engine.lost[m.Alloc] != ""
+			a.engine.mu.Unlock()
 			err := a.reviewEngineMount(ctx, s, m.Volume, releaseWait, func(h EngineHolder, unused time.Duration) bool {
 				return unused > 0 && (lost || h.Engine.gone()) || unused > unusedLimit && !h.Engine.Daemonless
 			})
@@ -164,10 +166,7 @@ func (a *Agent) containers(users []mount.User) []mount.User {
 
 // Describe names the engines that hold the mount, with the command that lists their containers.
 func (m *EngineMount) Describe() string {
-	mounts := map[string]int{}
-	for _, h := range m.Holders {
-		mounts[h.Engine.Name()] += h.Count
-	}
+	mounts := m.counts()
 	if len(mounts) == 0 {
 		return "no container engine holds it any more; it is released when nothing uses it"
 	}

@@ -129,14 +129,8 @@ func (a *Agent) commitJobs(jobs ...*JobRecord) error {
 // rollInterval is the time between two checks of what still needs old plugin allocs.
 const rollInterval = 500 * time.Millisecond
 
-// roller lists plugin tasks, and says which of them receive calls.
-type roller interface {
-	Lister
-	PreferTask(ctx context.Context, k host.TaskKey, attempt uint64) error
-}
-
 // followRolls decides the rolls of all jobs until ctx ends.
-func (a *Agent) followRolls(ctx context.Context, s roller) {
+func (a *Agent) followRolls(ctx context.Context, s Storage) {
 	logged := map[string]string{} // last error by job
 	for ctx.Err() == nil {
 		a.mu.Lock()
@@ -170,7 +164,7 @@ func (a *Agent) followRolls(ctx context.Context, s roller) {
 
 // stepRoll does what is possible now in the roll of one job: it decides whether the job takes its next version, and
 // stops old allocs that nothing needs any more. was is the record that the caller read before.
-func (a *Agent) stepRoll(ctx context.Context, s roller, was *JobRecord) error {
+func (a *Agent) stepRoll(ctx context.Context, s Storage, was *JobRecord) error {
 	id := was.Job.ID
 	job := a.job(id)
 	if job == nil {
@@ -217,7 +211,7 @@ func (a *Agent) stepRoll(ctx context.Context, s roller, was *JobRecord) error {
 // a failed roll. It may also have been registered last because the shim's records were lost. Mounts stay with the
 // processes that serve them. preferWanted reports whether it has changed anything.
 func (a *Agent) preferWanted(
-	ctx context.Context, s roller, job *JobRecord, tasks map[host.TaskKey]host.PluginTask,
+	ctx context.Context, s Storage, job *JobRecord, tasks map[host.TaskKey]host.PluginTask,
 ) (preferred bool, err error) {
 	replaced, wanted := map[slot][]host.PluginID{}, job.wantedNow()
 	for _, r := range a.Allocs() {
