@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/signal"
 	"runtime"
 	"syscall"
 	"testing"
@@ -32,6 +33,9 @@ func run(m *testing.M) (code int) {
 	}
 	if os.Getenv("GORACE") == "" { // a program with the race detector sleeps for a second before it exits
 		_ = os.Setenv("GORACE", "atexit_sleep_ms=0")
+	}
+	if signal.Ignored(os.Interrupt) { // as in a background job of a shell; the commands of scripts would inherit it
+		signal.Notify(make(chan os.Signal, 1), os.Interrupt)
 	}
 	if flag.Parse(); testing.Short() {
 		if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
