@@ -28,9 +28,9 @@ func TestBlockVolumeIsALoopDevice(t *testing.T) {
 		t.Skipf("this kernel has no loop devices: %v", err)
 	}
 	dir := t.TempDir()
-	fake := Start(t, Config{Caps: []string{"CREATE_DELETE", "node/GET_VOLUME_STATS"}, Mounts: true, DataDir: dir,
+	fake, c := start(t, Config{Caps: []string{"CREATE_DELETE", "node/GET_VOLUME_STATS"}, Mounts: true, DataDir: dir,
 		Backend: NewBackend(dir + "/state")})
-	c, one, two := dial(t, fake.Socket()).learn(), newPaths(t), newPaths(t)
+	one, two := newPaths(t), newPaths(t)
 	cleanMounts(t, one)
 	cleanMounts(t, two)
 	made, err := c.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "disk",
@@ -45,7 +45,7 @@ func TestBlockVolumeIsALoopDevice(t *testing.T) {
 	}
 	must(t, os.WriteFile(one.target, []byte("data"), 0))
 	fake.Kill()
-	c = dial(t, Start(t, fake.Config()).Socket()).learn()
+	c = dial(t, "unix:"+Start(t, fake.Config()).Socket()).learn()
 	must(t, c.publishBlock(id, one.target), c.publishBlock(id, two.target))
 	if deviceAt(t, two.target) != device {
 		t.Error("another target has another device")

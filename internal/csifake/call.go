@@ -69,12 +69,15 @@ func (p *Plugin) intercept(ctx context.Context, req any, info *grpc.UnaryServerI
 	})
 }
 
-// unknown answers calls of methods that CSI does not have. A plugin of a future version returns the request as its
-// answer.
+// unknown answers calls of methods that this plugin does not serve or that CSI does not have. A plugin of a future
+// version returns the request as its answer.
 func (p *Plugin) unknown(_ any, s grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(s)
-	if !p.version.future() {
-		return p.unserved(s.Context(), method)
+	if !p.version.future() { // the journal must have calls of services that are not served, too
+		_, err := p.handle(s.Context(), method, &csi.ProbeRequest{}, func(context.Context) (proto.Message, error) {
+			return nil, status.Errorf(codes.Unimplemented, "csifake: %s is not served", method)
+		})
+		return err
 	}
 	var request emptypb.Empty // keeps fields of any type
 	if err := s.RecvMsg(&request); err != nil {
@@ -89,14 +92,6 @@ func (p *Plugin) unknown(_ any, s grpc.ServerStream) error {
 	return s.SendMsg(reply)
 }
 
-// unserved answers calls to services that this plugin does not serve, because the journal must have these calls too.
-func (p *Plugin) unserved(ctx context.Context, method string) error {
-	_, err := p.handle(ctx, method, &csi.ProbeRequest{}, func(context.Context) (proto.Message, error) {
-		return nil, status.Errorf(codes.Unimplemented, "csifake: %s is not served", method)
-	})
-	return err
-}
-
 // handle serves one call: journal, script, capabilities, effect, script, answer, journal.
 func (p *Plugin) handle(ctx context.Context, method string, req proto.Message, do effect) (proto.Message, error) {
 	c := &call{ctx: ctx, req: req, done: make(chan struct{})}
@@ -107,7 +102,7 @@ func (p *Plugin) handle(ctx context.Context, method string, req proto.Message, d
 	}
 	if from, ok := peer.FromContext(ctx); ok {
 		if addr, ok := from.Addr.(peerAddr); ok {
-			c.line.Peer, c.line.Conn, c.cut = addr.pid, addr.conn, addr.via.cut
+			c.line.Peer, c.line.Conn, c.cut = addr.pid, addr.conn, addr.cut
 		}
 	}
 	if !p.cfg.Blind {

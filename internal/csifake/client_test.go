@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -21,62 +22,37 @@ type client struct {
 	csi.IdentityClient
 	csi.ControllerClient
 	csi.NodeClient
-	conn *grpc.ClientConn // nil at a Port
-	to   grpc.ClientConnInterface
+	conn *grpc.ClientConn
 }
 
-func dial(t *testing.T, socket string) *client {
+func dial(t *testing.T, target string, options ...grpc.DialOption) *client {
 	t.Helper()
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn, err := grpc.NewClient(target, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+	must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
-	c := clientOf(t, conn)
-	c.conn = conn
-	return c
+	return &client{t: t, conn: conn, IdentityClient: csi.NewIdentityClient(conn),
+		ControllerClient: csi.NewControllerClient(conn), NodeClient: csi.NewNodeClient(conn)}
 }
 
-func clientOf(t *testing.T, to grpc.ClientConnInterface) *client {
-	return &client{t: t, to: to, IdentityClient: csi.NewIdentityClient(to),
-		ControllerClient: csi.NewControllerClient(to),
-		NodeClient:       csi.NewNodeClient(to)}
-}
-
-// inBothForms runs a test at a socket and at a Port.
-func inBothForms(t *testing.T, f func(t *testing.T, start func(Config) (*Plugin, *client))) {
-	t.Run("socket", func(t *testing.T) {
-		f(t, func(cfg Config) (*Plugin, *client) {
-			p := Start(t, cfg)
-			return p, dial(t, p.Socket())
-		})
-	})
-	t.Run("port", func(t *testing.T) {
-		f(t, func(cfg Config) (*Plugin, *client) {
-			if cfg.Port == nil {
-				cfg.Port = &Port{}
-			}
-			return Start(t, cfg), clientOf(t, cfg.Port)
-		})
-	})
+// start starts a plugin, and a client that has learnt all about it.
+func start(t *testing.T, cfg Config) (*Plugin, *client) {
+	t.Helper()
+	p := Start(t, cfg)
+	return p, dial(t, "unix:"+p.Socket()).learn()
 }
 
 // learn requests all that a client must know.
 func (c *client) learn() *client {
 	c.t.Helper()
 	ctx := c.t.Context()
-	if _, err := c.GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{}); err != nil {
-		c.t.Fatal(err)
-	}
-	if _, err := c.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{}); err != nil {
-		c.t.Fatal(err)
-	}
-	if _, err := c.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{}); err != nil {
-		c.t.Fatal(err)
-	}
-	if _, err := c.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}); err != nil {
-		c.t.Fatal(err)
-	}
+	_, err := c.GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
+	must(c.t, err)
+	_, err = c.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
+	must(c.t, err)
+	_, err = c.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+	must(c.t, err)
+	_, err = c.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+	must(c.t, err)
 	return c
 }
 
@@ -99,6 +75,15 @@ func newPaths(t *testing.T) places {
 		}
 	}
 	return p
+}
+
+// create creates a volume.
+func (c *client) create(name string) *csi.Volume {
+	c.t.Helper()
+	made, err := c.CreateVolume(c.t.Context(), &csi.CreateVolumeRequest{Name: name,
+		VolumeCapabilities: []*csi.VolumeCapability{writer()}, Secrets: map[string]string{"token": "canary"}})
+	must(c.t, err)
+	return made.GetVolume()
 }
 
 func (c *client) stage(ctx context.Context, id string, p places) error {
@@ -153,15 +138,6 @@ func retryAborted(t *testing.T, call func() error) {
 
 func codeName(err error) string { return journal.CodeName(uint32(status.Code(err))) }
 
-func statusOf(t *testing.T, err error) *status.Status {
-	t.Helper()
-	s, ok := status.FromError(err)
-	if !ok || err == nil {
-		t.Fatalf("%v is no status", err)
-	}
-	return s
-}
-
 func wantCode(t *testing.T, err error, want string) {
 	t.Helper()
 	if got := codeName(err); got != want {
@@ -170,15 +146,42 @@ func wantCode(t *testing.T, err error, want string) {
 }
 
 // linesOf waits until enough returns true for the lines of the journal, and returns them.
-func linesOf(t *testing.T, path string, enough func([]journal.Line) bool) []journal.Line {
+func linesOf(t *testing.T, path string, enough func([]journal.Line) bool) (lines []journal.Line) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		if lines, err := journal.Read(path); err == nil && enough(lines) {
-			return lines
-		}
+	eventually(t, func() bool {
+		var err error
+		lines, err = journal.Read(path)
+		return err == nil && enough(lines)
+	})
+	return lines
+}
+
+// staged reports whether the backend has the volume as staged on the plugin's node.
+func staged(t *testing.T, p *Plugin, volume string) bool {
+	t.Helper()
+	used, err := p.Backend().Volumes()
+	must(t, err)
+	return used[volume].Staged[p.cfg.NodeID] != ""
+}
+
+// wantRules checks which rules the journal breaks. Of one rule there may be several violations.
+func wantRules(t *testing.T, p *Plugin, o journal.Options, want ...string) {
+	t.Helper()
+	var got []string
+	for _, v := range p.Check(o) {
+		got = append(got, v.Rule)
 	}
-	t.Fatalf("%s never tells what was waited for", path)
-	return nil
+	if !slices.Equal(got, want) {
+		t.Errorf("Check finds %v, want %v", got, want)
+	}
+}
+
+// wantLegal checks that the calls were legal, and that everything was taken down.
+func wantLegal(t *testing.T, p *Plugin) {
+	t.Helper()
+	for _, v := range p.Check(journal.Options{Settled: true, Strict: true}) {
+		t.Error(v)
+	}
 }
 
 func count(lines []journal.Line, kind journal.Kind, rpc string) (n int) {

@@ -3,12 +3,14 @@ package csifake
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc"
 
 	"holdfast/internal/csifake/journal"
 )
@@ -40,13 +42,14 @@ type Config struct {
 	Topology   map[string]string
 	Capacity   int64 // of the backend in bytes; default 1 TiB
 
-	Socket     string          // default csi.sock in a new directory
-	Port       *Port           // instead of a socket: calls within the process
-	Endpoint   string          // CSI_ENDPOINT as it was given, for the journal
-	Journal    string          // file; default journal.jsonl beside the socket
-	Memory     *journal.Memory // instead of a file; the default at a Port
-	Script     []Rule          // rules at the start
-	ScriptFile string          // JSON list of rules, read again for every call
+	Socket     string                      // default csi.sock in a new directory
+	Listener   net.Listener                // instead of a socket
+	Intercept  grpc.UnaryServerInterceptor // around each unary call
+	Endpoint   string                      // CSI_ENDPOINT as it was given, for the journal
+	Journal    string                      // file; default journal.jsonl beside the socket
+	Memory     *journal.Memory             // instead of a file; the default with a Listener
+	Script     []Rule                      // rules at the start
+	ScriptFile string                      // JSON list of rules, read again for every call
 
 	Backend   *Backend // storage system; default a new one in memory. Plugins may share one
 	IDs       IDForm   // of the volumes that CreateVolume makes; default IDShort
@@ -123,7 +126,7 @@ func (c Config) wrong() error {
 }
 
 func (c Config) placed(caps capSets) (Config, capSets, error) {
-	if c.Port != nil {
+	if c.Listener != nil {
 		c.Socket = ""
 		if c.Journal == "" && c.Memory == nil {
 			c.Memory = &journal.Memory{}

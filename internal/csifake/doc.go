@@ -1,7 +1,8 @@
 // Package csifake is a CSI plugin for tests. It keeps the state of volumes as a correct plugin does. A script can make
 // it slow, sick, hung or dead at a named point. It writes every call to a journal, which Check compares with what CSI
 // demands of a client. It serves CSI 1.13.0 on a unix socket, either in the process of the test (Start) or as a
-// separate process (cmd/csifake), which a test may kill. It can also serve without a socket, at a Port.
+// separate process (cmd/csifake), which a test may kill. In a synctest bubble it serves on a bufconn.Listener
+// (Config.Listener).
 //
 //	path := csifake.NewJournal(t, journal.Options{Settled: true}) // judged as the test ends
 //	fake := csifake.Start(t, csifake.Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}})

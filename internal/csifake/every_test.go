@@ -42,7 +42,7 @@ func TestEveryRPCIsServedAndJournaled(t *testing.T) {
 // invoke calls an RPC with an empty request, and checks the code and the journal.
 func invoke(t *testing.T, p *Plugin, service, method string, unimplemented bool) {
 	t.Helper()
-	conn := dial(t, p.Socket()).conn
+	conn := dial(t, "unix:"+p.Socket()).conn
 	message := func(kind string) any {
 		mt, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName("csi.v1." + method + kind))
 		must(t, err)
@@ -62,13 +62,10 @@ func invoke(t *testing.T, p *Plugin, service, method string, unimplemented bool)
 // The controller's answers about snapshots are consistent, and lists are paged.
 func TestSnapshotsAndGroupsAreListed(t *testing.T) {
 	fake := Start(t, Config{Caps: everyCap()})
-	c, ctx := dial(t, fake.Socket()), t.Context()
+	c, ctx := dial(t, "unix:"+fake.Socket()), t.Context()
 	var ids []string
 	for _, name := range []string{"one", "two", "three"} {
-		made, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: name,
-			VolumeCapabilities: []*csi.VolumeCapability{writer()}})
-		must(t, err)
-		ids = append(ids, made.GetVolume().GetVolumeId())
+		ids = append(ids, c.create(name).GetVolumeId())
 	}
 	seen, token := map[string]bool{}, ""
 	for {

@@ -48,8 +48,8 @@ func answers(t *testing.T, answer <-chan error) error {
 func TestFuseMountDiesWithItsPlugin(t *testing.T) {
 	needFuse(t)
 	path := NewJournal(t, journal.Options{Settled: true, Strict: true})
-	fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE"}, Mounts: true, Mount: MountFuse, Journal: path})
-	c, at := dial(t, fake.Socket()).learn(), newPaths(t)
+	fake, c := start(t, Config{Caps: []string{"STAGE_UNSTAGE"}, Mounts: true, Mount: MountFuse, Journal: path})
+	at := newPaths(t)
 	cleanMounts(t, at)
 	must(t, c.stage(t.Context(), "v1", at), c.publish(t.Context(), "v1", at))
 	for _, p := range []string{at.staging, at.target} {
@@ -91,7 +91,7 @@ func TestFuseMountDiesWithItsPlugin(t *testing.T) {
 			t.Errorf("%s of a dead plugin: %v", p, err)
 		}
 	}
-	c = dial(t, Start(t, fake.Config()).Socket()).learn()
+	c = dial(t, "unix:"+Start(t, fake.Config()).Socket()).learn()
 	must(t, c.unpublish(t.Context(), "v1", at), c.unstage(t.Context(), "v1", at))
 	if len(mountsOn(t, at.staging))+len(mountsOn(t, at.target)) != 0 {
 		t.Error("a dead mount is left")

@@ -9,7 +9,7 @@ import (
 // connection nevertheless.
 func TestForkedSocketOfADeadPluginRefuses(t *testing.T) {
 	fake := Start(t, Config{})
-	forked, err := fake.listener.File()
+	forked, err := fake.listener.Listener.(*net.UnixListener).File()
 	must(t, err)
 	defer forked.Close()
 	fake.Kill()

@@ -42,9 +42,9 @@ func TestInterruptedPublishIsRepeatedOrUndone(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				// a caller whose connection was cut cannot wait for the end of its call
 				path := NewJournal(t, journal.Options{Settled: true, Strict: name != "drop"})
-				fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE"}, Mounts: true, DataDir: t.TempDir(),
+				fake, c := start(t, Config{Caps: []string{"STAGE_UNSTAGE"}, Mounts: true, DataDir: t.TempDir(),
 					Journal: path})
-				c, at := dial(t, fake.Socket()).learn(), newPaths(t)
+				at := newPaths(t)
 				cleanMounts(t, at)
 				must(t, c.stage(t.Context(), "v1", at))
 				fake.On("NodePublishVolume").Times(1).Middle().Rule(rule)
@@ -58,7 +58,7 @@ func TestInterruptedPublishIsRepeatedOrUndone(t *testing.T) {
 					t.Errorf("the backend has it: %v, %v", used, err)
 				}
 				if name == "crash" {
-					c = dial(t, Start(t, fake.Config()).Socket()).learn()
+					c = dial(t, "unix:"+Start(t, fake.Config()).Socket()).learn()
 				}
 				if !undo {
 					retryAborted(t, func() error { return c.publishReadOnly("v1", at) })
@@ -78,18 +78,16 @@ func TestInterruptedPublishIsRepeatedOrUndone(t *testing.T) {
 
 // Kill does not wait for a call that hangs between its steps. The next plugin finds the volume free.
 func TestKillDoesNotWaitForACallInItsMiddle(t *testing.T) {
-	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
-		fake, c := start(Config{Caps: []string{"STAGE_UNSTAGE"}})
-		at, answer := newPaths(t), make(chan error, 1)
-		fake.On("NodeStageVolume").Middle().HangForEver()
-		go func() { answer <- c.stage(t.Context(), "v1", at) }()
-		eventually(t, func() bool {
-			calls, err := fake.Calls("NodeStageVolume")
-			return err == nil && len(calls) == 1
-		})
-		fake.Kill()
-		wantCode(t, <-answer, "UNAVAILABLE")
-		_, c = start(fake.Config())
-		must(t, c.unstage(t.Context(), "v1", at))
+	fake, c := start(t, Config{Caps: []string{"STAGE_UNSTAGE"}})
+	at, answer := newPaths(t), make(chan error, 1)
+	fake.On("NodeStageVolume").Middle().HangForEver()
+	go func() { answer <- c.stage(t.Context(), "v1", at) }()
+	eventually(t, func() bool {
+		calls, err := fake.Calls("NodeStageVolume")
+		return err == nil && len(calls) == 1
 	})
+	fake.Kill()
+	wantCode(t, <-answer, "UNAVAILABLE")
+	_, c = start(t, fake.Config())
+	must(t, c.unstage(t.Context(), "v1", at))
 }

@@ -51,8 +51,8 @@ func TestStageAndPublishAreMounts(t *testing.T) {
 			path := NewJournal(t, journal.Options{Settled: true})
 			at := newPaths(t)
 			cleanMounts(t, at)
-			fake := Start(t, Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}, Mounts: true, DataDir: data})
-			c, ctx := dial(t, fake.Socket()).learn(), t.Context()
+			_, c := start(t, Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}, Mounts: true, DataDir: data})
+			ctx := t.Context()
 			must(t, c.stage(ctx, "v/1", at), c.stage(ctx, "v/1", at), c.publish(ctx, "v/1", at),
 				c.publish(ctx, "v/1", at))
 			if !mounted(t, at.staging) || !mounted(t, at.target) {
@@ -73,8 +73,8 @@ func TestStageAndPublishAreMounts(t *testing.T) {
 // The mount is as requested. A plugin may put a file where a device must be.
 func TestReadOnlyAndBlockTargets(t *testing.T) {
 	needMounts(t)
-	fake := Start(t, Config{Mounts: true, DataDir: t.TempDir(), Block: BlockFile})
-	c, ctx := dial(t, fake.Socket()).learn(), t.Context()
+	_, c := start(t, Config{Mounts: true, DataDir: t.TempDir(), Block: BlockFile})
+	ctx := t.Context()
 
 	at := newPaths(t)
 	cleanMounts(t, at)

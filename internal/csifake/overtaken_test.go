@@ -39,7 +39,7 @@ func TestOneChangeAtATimeOverPlugins(t *testing.T) {
 	path, backend := NewJournal(t, journal.Options{Allow: []string{"R3"}}), NewBackend("")
 	one := Start(t, Config{Journal: path, Backend: backend, Caps: AllCaps, Instance: "one"})
 	two := Start(t, Config{Journal: path, Backend: backend, Caps: AllCaps, Instance: "two"})
-	c1, c2, ctx := dial(t, one.Socket()).learn(), dial(t, two.Socket()).learn(), t.Context()
+	c1, c2, ctx := dial(t, "unix:"+one.Socket()).learn(), dial(t, "unix:"+two.Socket()).learn(), t.Context()
 	gate := one.On("DeleteVolume").Times(1).Hold()
 	done := make(chan error, 1)
 	go func() { _, err := c1.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: "v"}); done <- err }()
@@ -55,7 +55,7 @@ func TestOneChangeAtATimeOverPlugins(t *testing.T) {
 
 // If a plugin dies during a change of a volume, the volume is free, even if the call has not noticed the death yet.
 func TestDeadPluginHoldsNoVolume(t *testing.T) {
-	fake := Start(t, Config{Caps: AllCaps})
+	fake, c := start(t, Config{Caps: AllCaps})
 	arrived, end := make(chan struct{}), make(chan struct{})
 	t.Cleanup(func() { close(end) })
 	fake.On("DeleteVolume").Answer(func(_ context.Context, _, reply proto.Message, err error) (proto.Message, error) {
@@ -63,7 +63,7 @@ func TestDeadPluginHoldsNoVolume(t *testing.T) {
 		<-end
 		return reply, err
 	})
-	c, done := dial(t, fake.Socket()).learn(), make(chan error, 1)
+	done := make(chan error, 1)
 	go func() {
 		_, err := c.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "v"})
 		done <- err
@@ -71,7 +71,7 @@ func TestDeadPluginHoldsNoVolume(t *testing.T) {
 	<-arrived
 	fake.Kill()
 	wantCode(t, <-done, "UNAVAILABLE")
-	_, err := dial(t, Start(t, fake.Config()).Socket()).learn().DeleteVolume(t.Context(),
+	_, err := dial(t, "unix:"+Start(t, fake.Config()).Socket()).learn().DeleteVolume(t.Context(),
 		&csi.DeleteVolumeRequest{VolumeId: "v"})
 	must(t, err)
 }
@@ -82,7 +82,7 @@ func TestCallOfADeadCallerIsNotInFlight(t *testing.T) {
 	caller := exec.Command("true")
 	must(t, caller.Run())
 	from := func(pid int) context.Context {
-		return peer.NewContext(t.Context(), &peer.Peer{Addr: peerAddr{pid: pid, via: nobody{}}})
+		return peer.NewContext(t.Context(), &peer.Peer{Addr: peerAddr{pid: pid}})
 	}
 	request := &csi.DeleteVolumeRequest{VolumeId: "v"}
 	arrived, end, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
@@ -108,8 +108,3 @@ func TestCallOfADeadCallerIsNotInFlight(t *testing.T) {
 		t.Errorf("%+v", calls)
 	}
 }
-
-// nobody is a connection that cannot be cut.
-type nobody struct{}
-
-func (nobody) cut() {}

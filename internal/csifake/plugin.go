@@ -19,7 +19,7 @@ import (
 // errGone ends the calls that still run when the plugin ends.
 var errGone = status.Error(codes.Unavailable, "csifake: the plugin has ended")
 
-// Plugin is one CSI plugin on one socket or Port. New makes it, Run serves until the context ends or it dies.
+// Plugin is one CSI plugin on one socket. New makes it, Run serves until the context ends or it dies.
 type Plugin struct {
 	cfg     Config
 	caps    capSets
@@ -27,12 +27,10 @@ type Plugin struct {
 	journal *journal.Writer
 	script  script
 
-	listener *peerListener // nil: the plugin serves at a Port
-	served   served        // the same services, for calls through a Port
-	ended    chan struct{} // closed when the plugin stops or dies; hanging calls then end
-	quit     chan struct{} // closed to end Run
-	once     sync.Once
-	fuses    fuses // mounts that live as long as this plugin
+	listener *listener
+	ended    chan struct{} // closed when the plugin stops or dies; Run and hanging calls then end
+	once     sync.Once     // closes ended
+	fuses    fuses         // mounts that live as long as this plugin
 
 	alive sync.RWMutex // held for reading during a write or an effect; see dead
 	dead  bool         // nothing is written any more, and nothing takes effect
@@ -42,8 +40,6 @@ type Plugin struct {
 	mu      sync.Mutex // of what follows
 	numbers uint64
 	open    map[*call]bool
-	closing bool           // no new calls through the Port
-	direct  sync.WaitGroup // calls through the Port
 
 	broken atomic.Pointer[error] // the first failure to write the journal
 }
@@ -59,24 +55,19 @@ func New(cfg Config) (*Plugin, error) {
 			return nil, err
 		}
 	}
-	p := &Plugin{cfg: cfg, caps: caps, ended: make(chan struct{}), quit: make(chan struct{}),
-		open: map[*call]bool{}}
+	p := &Plugin{cfg: cfg, caps: caps, ended: make(chan struct{}), open: map[*call]bool{}}
 	p.version, _ = parseVersion(cfg.Spec) // filled has checked the version
 	p.script.file = cfg.ScriptFile
 	p.script.add(cfg.Script...)
-	p.register(&p.served)
 	if p.journal, err = cfg.openJournal(); err != nil {
 		return nil, err
 	}
-	if err := p.listen(); err != nil {
+	if p.listener, err = listen(cfg); err != nil {
 		return nil, errors.Join(err, p.journal.Close())
 	}
 	p.write(journal.Line{Kind: journal.Start, Role: string(cfg.Role), Node: cfg.NodeID, Endpoint: cfg.Endpoint})
 	if err := p.remember(); err != nil {
 		return nil, errors.Join(err, p.journal.Close())
-	}
-	if cfg.Port != nil {
-		cfg.Port.take(p)
 	}
 	return p, nil
 }
@@ -104,13 +95,6 @@ func (p *Plugin) remember() error {
 	})
 }
 
-func (p *Plugin) listen() (err error) {
-	if p.cfg.Port == nil {
-		p.listener, err = listen(p.cfg.Socket)
-	}
-	return err
-}
-
 // KillProcess kills this process, as a crash does. It is the Config.Die of a plugin that runs as a separate process.
 func KillProcess() {
 	_ = unix.Kill(os.Getpid(), unix.SIGKILL)
@@ -120,30 +104,13 @@ func KillProcess() {
 // Run serves until ctx ends, or until Stop or Kill, and waits for every call. It returns an error if the journal could
 // not be written.
 func (p *Plugin) Run(ctx context.Context) error {
-	hangUp := p.serve()
-	select {
-	case <-ctx.Done():
-	case <-p.quit:
+	interceptors := []grpc.UnaryServerInterceptor{p.intercept}
+	if p.cfg.Intercept != nil {
+		interceptors = []grpc.UnaryServerInterceptor{p.cfg.Intercept, p.intercept}
 	}
-	close(p.ended)
-	hangUp()
-	p.fuses.closeAll()
-	p.fuses.served.Wait()
-	p.finish()
-	if err := p.broken.Load(); err != nil {
-		return *err
-	}
-	return nil
-}
-
-// serve begins to answer on the socket. hangUp ends that, and waits for the calls.
-func (p *Plugin) serve() (hangUp func()) {
-	if p.cfg.Port != nil {
-		return p.leavePort
-	}
-	server := grpc.NewServer(grpc.UnaryInterceptor(p.intercept), grpc.UnknownServiceHandler(p.unknown),
-		grpc.ForceServerCodecV2(garbling{}),
-		grpc.WaitForHandlers(true), grpc.MaxRecvMsgSize(64<<20), grpc.MaxSendMsgSize(64<<20))
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(interceptors...), grpc.UnknownServiceHandler(p.unknown),
+		grpc.ForceServerCodecV2(garbling{}), grpc.WaitForHandlers(true),
+		grpc.MaxRecvMsgSize(64<<20), grpc.MaxSendMsgSize(64<<20))
 	p.register(server)
 	var serving sync.WaitGroup
 	serving.Go(func() {
@@ -151,11 +118,21 @@ func (p *Plugin) serve() (hangUp func()) {
 			p.cfg.Log.Debug("server ended", "error", err)
 		}
 	})
-	return func() {
-		server.Stop() // waits for the calls, and removes the socket file unless the plugin was killed
-		serving.Wait()
-		p.listener.cutAll() // connections that grpc does not know
+	select {
+	case <-ctx.Done():
+		p.Stop()
+	case <-p.ended:
 	}
+	server.Stop() // waits for the calls, and removes the socket file unless the plugin was killed
+	serving.Wait()
+	p.listener.cutAll() // connections that grpc does not know
+	p.fuses.closeAll()
+	p.fuses.served.Wait()
+	p.finish()
+	if err := p.broken.Load(); err != nil {
+		return *err
+	}
+	return nil
 }
 
 func (p *Plugin) register(s grpc.ServiceRegistrar) {
@@ -175,10 +152,17 @@ func (p *Plugin) register(s grpc.ServiceRegistrar) {
 }
 
 // Stop ends Run as SIGTERM ends a plugin: hanging calls fail with UNAVAILABLE, and the socket is removed.
-func (p *Plugin) Stop() { p.once.Do(func() { close(p.quit) }) }
+func (p *Plugin) Stop() { p.once.Do(func() { close(p.ended) }) }
 
 // over reports whether the plugin is ending or has ended.
-func (p *Plugin) over() bool { return closed(p.quit) || closed(p.ended) }
+func (p *Plugin) over() bool {
+	select {
+	case <-p.ended:
+		return true
+	default:
+		return false
+	}
+}
 
 // Kill ends the plugin as SIGKILL would. Every connection is cut, and nothing takes effect any more. The journal gets
 // only the line that the plugin was killed, and the socket file stays. Kill may be called within a call.
@@ -190,11 +174,7 @@ func (p *Plugin) Kill() {
 		p.killed.Store(true)
 	}
 	p.alive.Unlock()
-	if p.cfg.Port != nil {
-		p.cfg.Port.leave(p)
-	} else {
-		p.listener.abandon()
-	}
+	p.listener.abandon()
 	p.fuses.closeAll()
 	p.Stop()
 }
@@ -239,7 +219,7 @@ func (p *Plugin) Config() Config {
 	return cfg
 }
 
-// Socket returns the path of the socket. It is empty for a plugin at a Port.
+// Socket returns the path of the socket. It is empty for a plugin with a Listener.
 func (p *Plugin) Socket() string { return p.cfg.Socket }
 
 // Journal returns the path of the journal. It is empty if the journal is in memory.

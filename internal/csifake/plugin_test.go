@@ -18,43 +18,22 @@ import (
 // journal must agree.
 func TestFakeServesAVolumeFromCreationToDeletion(t *testing.T) {
 	path := NewJournal(t, journal.Options{Settled: true, Strict: true})
-	fake := Start(t, Config{Journal: path, Caps: AllCaps, NodeID: "n1",
+	fake, c := start(t, Config{Journal: path, Caps: AllCaps,
 		PublishContext: map[string]string{"big": strings.Repeat("x", 4000)}})
-	c, at, ctx := dial(t, fake.Socket()).learn(), newPaths(t), t.Context()
-
-	made, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "one",
-		VolumeCapabilities: []*csi.VolumeCapability{writer()},
-		Secrets:            map[string]string{"token": "canary"}})
-	must(t, err)
-	id, context := made.GetVolume().GetVolumeId(), made.GetVolume().GetVolumeContext()
-	attached, err := c.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: "n1",
-		VolumeCapability: writer(), VolumeContext: context})
-	must(t, err)
-	_, err = c.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: at.staging,
-		VolumeCapability: writer(), VolumeContext: context, PublishContext: attached.GetPublishContext()})
-	must(t, err)
-	_, err = c.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: at.staging,
-		TargetPath: at.target, VolumeCapability: writer(), VolumeContext: context,
-		PublishContext: attached.GetPublishContext()})
-	must(t, err)
-
+	at := newPaths(t)
+	id := c.publishNew("one", at)
 	if _, err := os.Stat(at.target); err != nil {
 		t.Errorf("the plugin has not made the target: %v", err)
 	}
 	used, err := fake.Backend().Volumes()
 	must(t, err)
-	if u := used[id]; !slices.Equal(u.Published["n1"], []string{at.target}) || u.Staged["n1"] != at.staging ||
-		!slices.Equal(u.Attached, []string{"n1"}) {
+	if u := used[id]; !slices.Equal(u.Published["node-1"], []string{at.target}) || u.Staged["node-1"] != at.staging ||
+		!slices.Equal(u.Attached, []string{"node-1"}) {
 		t.Errorf("the backend has %+v", u)
 	}
-	_, err = c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: "another"})
+	_, err = c.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "another"})
 	must(t, err)
-
-	must(t, c.unpublish(ctx, id, at), c.unstage(ctx, id, at))
-	_, err = c.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: "n1"})
-	must(t, err)
-	_, err = c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
-	must(t, err)
+	c.deletePublished(id, at)
 	if _, err := os.Lstat(at.target); !os.IsNotExist(err) {
 		t.Errorf("the target is still there: %v", err)
 	}
@@ -70,8 +49,8 @@ func TestFakeServesAVolumeFromCreationToDeletion(t *testing.T) {
 
 // The mistakes of a client are also found over a real socket.
 func TestCheckFindsABadClientOverASocket(t *testing.T) {
-	fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE", "PUBLISH_UNPUBLISH"}})
-	c, at := dial(t, fake.Socket()).learn(), newPaths(t)
+	fake, c := start(t, Config{Caps: []string{"STAGE_UNSTAGE", "PUBLISH_UNPUBLISH"}})
+	at := newPaths(t)
 	must(t, os.Remove(at.staging))
 	must(t, c.stage(t.Context(), "v1", at)) // not attached, no staging directory
 	must(t, os.Mkdir(at.target, 0o700))
@@ -80,19 +59,13 @@ func TestCheckFindsABadClientOverASocket(t *testing.T) {
 	_, err := c.ControllerUnpublishVolume(t.Context(), everywhere)
 	must(t, err)
 	must(t, c.unstage(t.Context(), "v1", at)) // still published
-	var got []string
-	for _, v := range Check(fake.Journal(), journal.Options{}) {
-		got = append(got, v.Rule)
-	}
-	if want := []string{"R2", "R9", "R11", "R14", "R4"}; !slices.Equal(got, want) {
-		t.Errorf("Check finds %v, want %v", got, want)
-	}
+	wantRules(t, fake, journal.Options{}, "R2", "R9", "R11", "R14", "R4")
 }
 
 // Two calls for one volume at the same time are recorded, and the second is refused.
 func TestSecondCallForAVolumeIsAborted(t *testing.T) {
-	fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE"}})
-	c, at := dial(t, fake.Socket()).learn(), newPaths(t)
+	fake, c := start(t, Config{Caps: []string{"STAGE_UNSTAGE"}})
+	at := newPaths(t)
 	gate := fake.On("NodeStageVolume").Hold()
 	first := make(chan error, 1)
 	go func() { first <- c.stage(t.Context(), "v1", at) }()
@@ -100,16 +73,14 @@ func TestSecondCallForAVolumeIsAborted(t *testing.T) {
 	wantCode(t, c.stage(t.Context(), "v1", at), "ABORTED")
 	gate.Open()
 	must(t, <-first)
-	if found := Check(fake.Journal(), journal.Options{}); len(found) != 1 || found[0].Rule != "R3" {
-		t.Errorf("Check finds %v, want R3 once", found)
-	}
+	wantRules(t, fake, journal.Options{}, "R3")
 }
 
 // A caller gives up, its next call is refused while the effect is still to come, and it undoes the effect afterwards.
 func TestEffectComesAfterTheCallerHasGone(t *testing.T) {
 	path := NewJournal(t, journal.Options{Settled: true})
-	fake := Start(t, Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}})
-	c, at := dial(t, fake.Socket()).learn(), newPaths(t)
+	fake, c := start(t, Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}})
+	at := newPaths(t)
 	gate := fake.On("NodeStageVolume").Hold()
 	ctx, cancel := context.WithCancel(t.Context())
 	first := make(chan error, 1)
@@ -120,10 +91,8 @@ func TestEffectComesAfterTheCallerHasGone(t *testing.T) {
 	wantCode(t, c.unstage(t.Context(), "v1", at), "ABORTED")
 	gate.Open()
 	linesOf(t, path, func(l []journal.Line) bool { return count(l, journal.End, "NodeStageVolume") == 1 })
-	used, err := fake.Backend().Volumes()
-	must(t, err)
-	if used["v1"].Staged["node-1"] != at.staging {
-		t.Errorf("the late effect is missing: %+v", used)
+	if !staged(t, fake, "v1") {
+		t.Error("the late effect is missing")
 	}
 	must(t, c.unstage(t.Context(), "v1", at))
 }
@@ -131,14 +100,14 @@ func TestEffectComesAfterTheCallerHasGone(t *testing.T) {
 // A caller that goes away with its connection has no call in flight, however soon its next call comes.
 func TestLostConnectionAbandonsItsCalls(t *testing.T) {
 	path := NewJournal(t, journal.Options{})
-	fake := Start(t, Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}})
-	c, at := dial(t, fake.Socket()).learn(), newPaths(t)
+	fake, c := start(t, Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}})
+	at := newPaths(t)
 	gate := fake.On("NodeStageVolume").Times(1).Hold()
 	answer := make(chan error, 1)
 	go func() { answer <- c.stage(t.Context(), "v1", at) }()
 	<-gate.Arrived()
 	must(t, c.conn.Close())
-	wantCode(t, dial(t, fake.Socket()).stage(t.Context(), "v1", at), "ABORTED")
+	wantCode(t, dial(t, "unix:"+fake.Socket()).stage(t.Context(), "v1", at), "ABORTED")
 	gate.Open()
 	wantCode(t, <-answer, "CANCELLED")
 	lines := linesOf(t, path, func(l []journal.Line) bool { return count(l, journal.End, "NodeStageVolume") == 2 })
@@ -171,8 +140,8 @@ func TestEachActionDecidesAnswerAndEffect(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			tc.rule.RPC = "NodeStageVolume"
-			fake := Start(t, Config{Caps: []string{"STAGE_UNSTAGE"}, Script: []Rule{tc.rule}})
-			c, at := dial(t, fake.Socket()).learn(), newPaths(t)
+			fake, c := start(t, Config{Caps: []string{"STAGE_UNSTAGE"}, Script: []Rule{tc.rule}})
+			at := newPaths(t)
 			ctx := t.Context()
 			if tc.code == "DEADLINE_EXCEEDED" {
 				var cancel context.CancelFunc
@@ -180,10 +149,8 @@ func TestEachActionDecidesAnswerAndEffect(t *testing.T) {
 				defer cancel()
 			}
 			wantCode(t, c.stage(ctx, "v1", at), tc.code)
-			used, err := fake.Backend().Volumes()
-			must(t, err)
-			if _, staged := used["v1"].Staged["node-1"]; staged != tc.staged {
-				t.Errorf("staged is %v, want %v", staged, tc.staged)
+			if got := staged(t, fake, "v1"); got != tc.staged {
+				t.Errorf("staged is %v, want %v", got, tc.staged)
 			}
 			calls, err := fake.Calls("NodeStageVolume")
 			must(t, err)
@@ -197,15 +164,15 @@ func TestEachActionDecidesAnswerAndEffect(t *testing.T) {
 // A kill within the process leaves the same state as a killed process, and the plugin can be started again.
 func TestKilledFakeLeavesSocketAndState(t *testing.T) {
 	path := NewJournal(t, journal.Options{Settled: true, Strict: true})
-	fake := Start(t, Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}})
-	c, at := dial(t, fake.Socket()).learn(), newPaths(t)
+	fake, c := start(t, Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}})
+	at := newPaths(t)
 	fake.On("NodeStageVolume").After().Crash()
 	wantCode(t, c.stage(t.Context(), "v1", at), "UNAVAILABLE")
 	if _, err := os.Lstat(fake.Socket()); err != nil {
 		t.Errorf("a killed plugin cannot remove its socket: %v", err)
 	}
 	again := Start(t, fake.Config())
-	c = dial(t, again.Socket())
+	c = dial(t, "unix:"+again.Socket())
 	must(t, c.stage(t.Context(), "v1", at), c.publish(t.Context(), "v1", at),
 		c.unpublish(t.Context(), "v1", at), c.unstage(t.Context(), "v1", at))
 	again.Stop()
@@ -214,10 +181,9 @@ func TestKilledFakeLeavesSocketAndState(t *testing.T) {
 
 // Every capability is announced by its service, even one that no CSI version defines.
 func TestCapabilitiesAreAnnouncedByTheirService(t *testing.T) {
-	fake := Start(t, Config{Caps: []string{"99", "node/EXPAND_VOLUME", "CREATE_DELETE", "expansion/ONLINE", "TOPOLOGY"},
-		Topology: map[string]string{"zone": "a"}, MaxVolumes: 7, NodeID: Empty, Name: "drv.example.org",
+	fake, c := start(t, Config{Caps: []string{"99", "node/EXPAND_VOLUME", "CREATE_DELETE", "expansion/ONLINE",
+		"TOPOLOGY"}, Topology: map[string]string{"zone": "a"}, MaxVolumes: 7, NodeID: Empty, Name: "drv.example.org",
 		Version: "2.0"})
-	c := dial(t, fake.Socket()).learn()
 	calls, err := fake.Calls("GetPluginCapabilities", "ControllerGetCapabilities", "NodeGetCapabilities")
 	must(t, err)
 	want := [][]string{{"CONTROLLER_SERVICE", "99", "VOLUME_ACCESSIBILITY_CONSTRAINTS"}, {"99", "CREATE_DELETE_VOLUME"},
@@ -245,12 +211,10 @@ func TestCapabilitiesAreAnnouncedByTheirService(t *testing.T) {
 // A node plugin serves no controller. A call of the controller is nevertheless in the journal.
 func TestNodePluginServesNoController(t *testing.T) {
 	fake := Start(t, Config{Role: Node})
-	c := dial(t, fake.Socket())
+	c := dial(t, "unix:"+fake.Socket())
 	_, err := c.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "one"})
 	wantCode(t, err, "UNIMPLEMENTED")
-	if found := Check(fake.Journal(), journal.Options{}); len(found) != 1 || found[0].Rule != "R1" {
-		t.Errorf("Check finds %v, want R1 once", found)
-	}
+	wantRules(t, fake, journal.Options{}, "R1")
 	calls, err := fake.Calls()
 	must(t, err)
 	if calls[0].Role != "controller" || calls[0].Peer != os.Getpid() {
@@ -265,7 +229,7 @@ func TestTwoPluginsShareJournalAndBackend(t *testing.T) {
 		Caps: []string{"CREATE_DELETE", "PUBLISH_UNPUBLISH"}})
 	node := Start(t, Config{Role: Node, Journal: path, Backend: NewBackend(backend.path),
 		Caps: []string{"STAGE_UNSTAGE"}})
-	c, n, at, ctx := dial(t, ctl.Socket()), dial(t, node.Socket()), newPaths(t), t.Context()
+	c, n, at, ctx := dial(t, "unix:"+ctl.Socket()), dial(t, "unix:"+node.Socket()), newPaths(t), t.Context()
 	_, err := c.GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
 	must(t, err)
 	_, err = c.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
@@ -274,10 +238,8 @@ func TestTwoPluginsShareJournalAndBackend(t *testing.T) {
 	must(t, err)
 	info, err := n.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
 	must(t, err)
-	made, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "one",
-		VolumeCapabilities: []*csi.VolumeCapability{writer()}})
-	must(t, err)
-	id, vc := made.GetVolume().GetVolumeId(), made.GetVolume().GetVolumeContext()
+	made := c.create("one")
+	id, vc := made.GetVolumeId(), made.GetVolumeContext()
 	attached, err := c.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: id,
 		NodeId: info.GetNodeId(), VolumeCapability: writer(), VolumeContext: vc})
 	must(t, err)
@@ -290,11 +252,5 @@ func TestTwoPluginsShareJournalAndBackend(t *testing.T) {
 	_, err = c.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: id,
 		NodeId: info.GetNodeId()})
 	must(t, err)
-	var got []string
-	for _, v := range Check(path, journal.Options{Settled: true}) {
-		got = append(got, v.Rule)
-	}
-	if want := []string{"R4", "R4"}; !slices.Equal(got, want) { // the early DeleteVolume, attached and staged
-		t.Errorf("Check finds %v, want %v", got, want)
-	}
+	wantRules(t, ctl, journal.Options{Settled: true}, "R4", "R4") // the early DeleteVolume, attached and staged
 }

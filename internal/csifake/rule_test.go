@@ -16,7 +16,7 @@ func TestUnknownWordsInAScriptAreErrors(t *testing.T) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
-	if err := Start(t, Config{Port: &Port{}}).Script(Rule{RPC: "Probe", Hang: "long"}); err == nil {
+	if err := Start(t, Config{}).Script(Rule{RPC: "Probe", Hang: "long"}); err == nil {
 		t.Error("a rule with an unknown word is accepted")
 	}
 }

@@ -14,7 +14,7 @@ import (
 func Start(t testing.TB, cfg Config) *Plugin {
 	t.Helper()
 	var made string
-	if cfg.Socket == "" && cfg.Port == nil {
+	if cfg.Socket == "" && cfg.Listener == nil {
 		dir, err := os.MkdirTemp("", "h-") // the path of t.TempDir may be too long for a socket
 		if err != nil {
 			t.Fatal(err)

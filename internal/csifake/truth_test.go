@@ -13,10 +13,8 @@ import (
 func (c *client) publishNew(name string, at places) (id string) {
 	c.t.Helper()
 	ctx := c.t.Context()
-	made, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: name,
-		VolumeCapabilities: []*csi.VolumeCapability{writer()}})
-	must(c.t, err)
-	id, vc := made.GetVolume().GetVolumeId(), made.GetVolume().GetVolumeContext()
+	made := c.create(name)
+	id, vc := made.GetVolumeId(), made.GetVolumeContext()
 	attached, err := c.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: "node-1",
 		VolumeCapability: writer(), VolumeContext: vc})
 	must(c.t, err)
@@ -55,44 +53,35 @@ func (c *client) sizes(id string, at places) [3]int64 {
 // The node reports the size that it knows. The volume grows first at the controller and then on the node. Check finds
 // no violation.
 func TestVolumeGrowsOnControllerThenNode(t *testing.T) {
-	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
-		fake, c := start(Config{Caps: AllCaps})
-		c.learn()
-		at, ctx, gib := newPaths(t), t.Context(), int64(1<<30)
-		id := c.publishNew("one", at)
-		must(t, fake.Backend().SetUsed(id, 100))
-		if got, want := c.sizes(id, at), [3]int64{gib, 100, gib - 100}; got != want {
-			t.Errorf("stats tell %v, want %v", got, want)
-		}
-		grown, err := c.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: id,
-			CapacityRange: &csi.CapacityRange{RequiredBytes: 3 * gib}})
-		must(t, err)
-		if !grown.GetNodeExpansionRequired() || grown.GetCapacityBytes() != 3*gib || c.sizes(id, at)[0] != gib {
-			t.Errorf("expanded: %v, and the node has %v already", grown, c.sizes(id, at))
-		}
-		expand := &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: at.target, StagingTargetPath: at.staging,
-			CapacityRange: &csi.CapacityRange{RequiredBytes: 4 * gib}}
-		_, err = c.NodeExpandVolume(ctx, expand)
-		wantCode(t, err, "OUT_OF_RANGE") // the controller has made a smaller size
-		expand.CapacityRange = nil
-		_, err = c.NodeExpandVolume(ctx, expand)
-		must(t, err)
-		if c.sizes(id, at)[0] != 3*gib {
-			t.Errorf("the node has %v", c.sizes(id, at))
-		}
-		_, err = c.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: "/elsewhere",
-			StagingTargetPath: at.staging})
-		wantCode(t, err, "NOT_FOUND")
-		c.deletePublished(id, at)
-		var got []string
-		for _, v := range fake.Check(journal.Options{Settled: true, Strict: true}) {
-			got = append(got, v.Rule)
-		}
-		if !slices.Equal(got, []string{"R30", "R12"}) {
-			t.Errorf("Check finds %v, want R30 for a size larger than the controller's, R12 for stats of another path",
-				got)
-		}
-	})
+	fake, c := start(t, Config{Caps: AllCaps})
+	at, ctx, gib := newPaths(t), t.Context(), int64(1<<30)
+	id := c.publishNew("one", at)
+	must(t, fake.Backend().SetUsed(id, 100))
+	if got, want := c.sizes(id, at), [3]int64{gib, 100, gib - 100}; got != want {
+		t.Errorf("stats tell %v, want %v", got, want)
+	}
+	grown, err := c.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: id,
+		CapacityRange: &csi.CapacityRange{RequiredBytes: 3 * gib}})
+	must(t, err)
+	if !grown.GetNodeExpansionRequired() || grown.GetCapacityBytes() != 3*gib || c.sizes(id, at)[0] != gib {
+		t.Errorf("expanded: %v, and the node has %v already", grown, c.sizes(id, at))
+	}
+	expand := &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: at.target, StagingTargetPath: at.staging,
+		CapacityRange: &csi.CapacityRange{RequiredBytes: 4 * gib}}
+	_, err = c.NodeExpandVolume(ctx, expand)
+	wantCode(t, err, "OUT_OF_RANGE") // the controller has made a smaller size
+	expand.CapacityRange = nil
+	_, err = c.NodeExpandVolume(ctx, expand)
+	must(t, err)
+	if c.sizes(id, at)[0] != 3*gib {
+		t.Errorf("the node has %v", c.sizes(id, at))
+	}
+	_, err = c.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: "/elsewhere",
+		StagingTargetPath: at.staging})
+	wantCode(t, err, "NOT_FOUND")
+	c.deletePublished(id, at)
+	// R30 for a size larger than the controller's, R12 for stats of another path
+	wantRules(t, fake, journal.Options{Settled: true, Strict: true}, "R30", "R12")
 }
 
 // Lists and single volumes have the nodes to which a volume is attached, if the plugin announces that.
@@ -104,8 +93,7 @@ func TestListsNamePublishedNodes(t *testing.T) {
 				return s == "controller/LIST_VOLUMES_PUBLISHED_NODES"
 			})
 		}
-		fake := Start(t, Config{Caps: caps})
-		c := dial(t, fake.Socket()).learn()
+		_, c := start(t, Config{Caps: caps})
 		id := c.publishNew("one", newPaths(t))
 		list, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 		must(t, err)
@@ -127,8 +115,8 @@ func TestListsNamePublishedNodes(t *testing.T) {
 // A volume that is filled from another one or from a snapshot is at least as large as its source. The plugin needs the
 // capability for that.
 func TestVolumesAreFilledFromSources(t *testing.T) {
-	fake := Start(t, Config{Caps: AllCaps})
-	c, ctx := dial(t, fake.Socket()).learn(), t.Context()
+	fake, c := start(t, Config{Caps: AllCaps})
+	ctx := t.Context()
 	create := func(c *client, name string, limit int64, from *csi.VolumeContentSource) (*csi.Volume, error) {
 		made, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: name, VolumeContentSource: from,
 			VolumeCapabilities: []*csi.VolumeCapability{writer()},
@@ -154,22 +142,19 @@ func TestVolumesAreFilledFromSources(t *testing.T) {
 		}
 		_, err = create(c, "small "+name, 1<<20, from)
 		wantCode(t, err, "OUT_OF_RANGE")
-		plain := Start(t, Config{Caps: []string{"CREATE_DELETE"}, Backend: fake.Backend()})
-		_, err = create(dial(t, plain.Socket()).learn(), "plain "+name, 0, from)
+		plain, plainClient := start(t, Config{Caps: []string{"CREATE_DELETE"}, Backend: fake.Backend()})
+		_, err = create(plainClient, "plain "+name, 0, from)
 		wantCode(t, err, "INVALID_ARGUMENT")
-		if found := plain.Check(journal.Options{}); len(found) != 1 || found[0].Rule != "R1" {
-			t.Errorf("Check finds %v, want R1", found)
-		}
+		wantRules(t, plain, journal.Options{}, "R1")
 	}
-	for _, v := range fake.Check(journal.Options{}) {
-		t.Error(v)
-	}
+	wantLegal(t, fake)
 }
 
 // A volume has the requested topology, and Check reports a node that cannot reach it.
 func TestVolumeOutsideTheTopologyIsAViolation(t *testing.T) {
-	fake := Start(t, Config{Caps: append(slices.Clone(AllCaps), "TOPOLOGY"), Topology: map[string]string{"zone": "b"}})
-	c, ctx := dial(t, fake.Socket()).learn(), t.Context()
+	fake, c := start(t, Config{Caps: append(slices.Clone(AllCaps), "TOPOLOGY"),
+		Topology: map[string]string{"zone": "b"}})
+	ctx := t.Context()
 	zone := &csi.Topology{Segments: map[string]string{"Zone": "a"}}
 	made, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "one",
 		VolumeCapabilities:        []*csi.VolumeCapability{writer()},
@@ -182,50 +167,43 @@ func TestVolumeOutsideTheTopologyIsAViolation(t *testing.T) {
 		VolumeId: made.GetVolume().GetVolumeId(), NodeId: "node-1", VolumeCapability: writer(),
 		VolumeContext: made.GetVolume().GetVolumeContext()})
 	must(t, err)
-	if found := fake.Check(journal.Options{}); len(found) != 1 || found[0].Rule != "R26" {
-		t.Errorf("Check finds %v, want R26", found)
-	}
+	wantRules(t, fake, journal.Options{}, "R26")
 }
 
 // An inline volume is published without having been created, attached or staged. It is deleted with its last unpublish.
 func TestInlineVolumeExistsWhilePublished(t *testing.T) {
-	inBothForms(t, func(t *testing.T, start func(Config) (*Plugin, *client)) {
-		fake, c := start(Config{Caps: AllCaps})
-		c.learn()
-		one, two := newPaths(t), newPaths(t)
-		publish := func(at places, context map[string]string) error {
-			_, err := c.NodePublishVolume(t.Context(),
-				&csi.NodePublishVolumeRequest{VolumeId: "inline-1", TargetPath: at.target,
-					VolumeCapability: writer(), VolumeContext: context})
-			return err
-		}
-		inlined := map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": "1"}
-		must(t, publish(one, inlined), publish(one, inlined))
-		used, err := fake.Backend().Volumes()
-		must(t, err)
-		if !slices.Equal(used["inline-1"].Published["node-1"], []string{one.target}) {
-			t.Errorf("the backend has %v", used)
-		}
-		must(t, c.unpublish(t.Context(), "inline-1", one))
-		if used, _ := fake.Backend().Volumes(); len(used) != 0 {
-			t.Errorf("the backend still has %v", used)
-		}
-		wantCode(t, c.unpublish(t.Context(), "inline-1", one), "NOT_FOUND")
-		for _, v := range fake.Check(journal.Options{Settled: true, Strict: true}) {
-			t.Error(v)
-		}
-		// this is not an inline volume
-		wantCode(t, publish(two, map[string]string{"csi.storage.k8s.io/ephemeral": "false"}), "NOT_FOUND")
-		if found := fake.Check(journal.Options{}); len(found) == 0 {
-			t.Error("a volume that was never staged is published, and nobody is blamed")
-		}
-	})
+	fake, c := start(t, Config{Caps: AllCaps})
+	one, two := newPaths(t), newPaths(t)
+	publish := func(at places, context map[string]string) error {
+		_, err := c.NodePublishVolume(t.Context(),
+			&csi.NodePublishVolumeRequest{VolumeId: "inline-1", TargetPath: at.target,
+				VolumeCapability: writer(), VolumeContext: context})
+		return err
+	}
+	inlined := map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": "1"}
+	must(t, publish(one, inlined), publish(one, inlined))
+	used, err := fake.Backend().Volumes()
+	must(t, err)
+	if !slices.Equal(used["inline-1"].Published["node-1"], []string{one.target}) {
+		t.Errorf("the backend has %v", used)
+	}
+	must(t, c.unpublish(t.Context(), "inline-1", one))
+	if used, _ := fake.Backend().Volumes(); len(used) != 0 {
+		t.Errorf("the backend still has %v", used)
+	}
+	wantCode(t, c.unpublish(t.Context(), "inline-1", one), "NOT_FOUND")
+	wantLegal(t, fake)
+	// this is not an inline volume
+	wantCode(t, publish(two, map[string]string{"csi.storage.k8s.io/ephemeral": "false"}), "NOT_FOUND")
+	if found := fake.Check(journal.Options{}); len(found) == 0 {
+		t.Error("a volume that was never staged is published, and nobody is blamed")
+	}
 }
 
 // The journal has all fields of requests that Check needs, as they were sent.
 func TestJournalHasTheRequestsAsSent(t *testing.T) {
-	fake := Start(t, Config{Caps: AllCaps, Endpoint: "tcp://wrong"})
-	c, ctx := dial(t, fake.Socket()).learn(), t.Context()
+	fake, c := start(t, Config{Caps: AllCaps, Endpoint: "tcp://wrong"})
+	ctx := t.Context()
 	long := string(make([]byte, 129))
 	grouped := writer()
 	grouped.GetMount().VolumeMountGroup = "100"
@@ -242,15 +220,9 @@ func TestJournalHasTheRequestsAsSent(t *testing.T) {
 		_, err = c.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: 1, StartingToken: when})
 		must(t, err)
 	}
-	var got []string
-	for _, v := range fake.Check(journal.Options{}) {
-		got = append(got, v.Rule)
-	}
 	// R31 at the start; of the creation: the mode, name, flags and parameters, control characters, the secret's key,
 	// topology; two tokens.
-	if want := []string{"R31", "R1", "R18", "R18", "R18", "R21", "R23", "R26", "R29", "R29"}; !slices.Equal(got, want) {
-		t.Errorf("Check finds %v, want %v", got, want)
-	}
+	wantRules(t, fake, journal.Options{}, "R31", "R1", "R18", "R18", "R18", "R21", "R23", "R26", "R29", "R29")
 	calls, err := fake.Calls("CreateVolume")
 	must(t, err)
 	if !calls[0].MountGroup || !calls[0].Topology {

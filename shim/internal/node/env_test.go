@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -19,8 +20,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
-	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"holdfast/config"
 	"holdfast/hooks"
@@ -178,17 +177,16 @@ type fake struct {
 	*csifake.Plugin
 	ended    chan struct{}
 	listener *bufconn.Listener
-	server   *grpc.Server
 }
 
 // startPlugin starts the plugin's next process.
 func (n *env) startPlugin() {
 	n.starts++
-	port, instance := &csifake.Port{}, fmt.Sprintf("p-%d", n.starts)
-	before := n.machine.held()
+	before, listener := n.machine.held(), bufconn.Listen(1<<16)
 	p, err := csifake.New(csifake.Config{
-		Port: port, Memory: n.journal, Backend: n.storage, Blind: true, AnyVolume: true, Caps: n.caps,
-		Spec: n.spec, Instance: instance, Forgetful: n.forgets, PublishContext: map[string]string{"device": "/dev/x"},
+		Listener: listener, Intercept: n.intercept, Memory: n.journal, Backend: n.storage, Blind: true,
+		AnyVolume: true, Caps: n.caps, Spec: n.spec, Instance: fmt.Sprintf("p-%d", n.starts), Forgetful: n.forgets,
+		PublishContext: map[string]string{"device": "/dev/x"},
 	})
 	if err != nil {
 		n.t.Fatal(err)
@@ -196,14 +194,11 @@ func (n *env) startPlugin() {
 	if n.check {
 		n.machine.forgotten(before)
 	}
-	f := &fake{Plugin: p, ended: make(chan struct{}), listener: bufconn.Listen(1 << 16)}
-	f.server = grpc.NewServer(grpc.UnknownServiceHandler(n.handler(port, instance)))
+	f := &fake{Plugin: p, ended: make(chan struct{}), listener: listener}
 	go func() {
 		_ = p.Run(context.Background())
-		f.server.Stop() // a process that dies takes its connections with it
 		close(f.ended)
 	}()
-	go func() { _ = f.server.Serve(f.listener) }()
 	n.plugin.Store(f)
 	n.sockets.Store(n.socket(), f)
 }
@@ -229,50 +224,27 @@ func (n *env) restartPlugin(caps string) {
 	n.introduce()
 }
 
-// hasStopped reports whether the journal has the end of a process of the plugin.
-func (n *env) hasStopped(instance string) bool {
-	for _, l := range slices.Backward(n.journal.Lines()) {
-		if l.Instance == instance && l.Kind == journal.Stop {
-			return true
-		}
+// intercept records the request, and keeps the machine's view of the mounts up to date.
+func (n *env) intercept(
+	ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler,
+) (any, error) {
+	n.mu.Lock()
+	n.requests[path.Base(info.FullMethod)] = req.(proto.Message)
+	n.mu.Unlock()
+	if r, ok := req.(*spec.NodeUnpublishVolumeRequest); ok {
+		n.machine.checkNoParts(r.GetTargetPath())
 	}
-	return false
-}
-
-// handler answers every gRPC call by the plugin at the port. If the plugin was killed during the call, the caller gets
-// no answer.
-func (n *env) handler(port *csifake.Port, instance string) grpc.StreamHandler {
-	return func(_ any, stream grpc.ServerStream) error {
-		method, _ := grpc.MethodFromServerStream(stream)
-		in, out, err := messages(method)
-		if err != nil {
-			return err
-		}
-		if err := stream.RecvMsg(in); err != nil {
-			return err
-		}
-		n.mu.Lock()
-		n.requests[method[strings.LastIndex(method, "/")+1:]] = in
-		n.mu.Unlock()
-		if r, ok := in.(*spec.NodeUnpublishVolumeRequest); ok {
-			n.machine.checkNoParts(r.GetTargetPath())
-		}
-		err = port.Invoke(stream.Context(), method, in, out)
-		if n.hasStopped(instance) {
-			<-stream.Context().Done() // its connections are cut
-			return stream.Context().Err()
-		}
-		if err != nil {
-			return err
-		}
-		switch r := in.(type) {
-		case *spec.NodeStageVolumeRequest:
-			n.machine.mountedAgain(r.GetStagingTargetPath())
-		case *spec.NodePublishVolumeRequest:
-			n.machine.mountedAgain(r.GetTargetPath())
-		}
-		return stream.SendMsg(out)
+	reply, err := next(ctx, req)
+	if err != nil {
+		return nil, err
 	}
+	switch r := req.(type) {
+	case *spec.NodeStageVolumeRequest:
+		n.machine.mountedAgain(r.GetStagingTargetPath())
+	case *spec.NodePublishVolumeRequest:
+		n.machine.mountedAgain(r.GetTargetPath())
+	}
+	return reply, nil
 }
 
 // lastRequest returns the last request of an RPC.
@@ -284,28 +256,6 @@ func lastRequest[M proto.Message](n *env, rpc registry.RPC) M {
 		n.t.Errorf("the plugin got no %s", rpc)
 	}
 	return r
-}
-
-// messages returns an empty request and an empty response of a method.
-func messages(method string) (in, out proto.Message, err error) {
-	name := protoreflect.FullName(strings.ReplaceAll(strings.TrimPrefix(method, "/"), "/", "."))
-	d, err := protoregistry.GlobalFiles.FindDescriptorByName(name)
-	if err != nil {
-		return nil, nil, err
-	}
-	m := d.(protoreflect.MethodDescriptor)
-	made := func(of protoreflect.MessageDescriptor) (proto.Message, error) {
-		t, err := protoregistry.GlobalTypes.FindMessageByName(of.FullName())
-		if err != nil {
-			return nil, err
-		}
-		return t.New().Interface(), nil
-	}
-	if in, err = made(m.Input()); err != nil {
-		return nil, nil, err
-	}
-	out, err = made(m.Output())
-	return in, out, err
 }
 
 // shim is one process of the shim, without its sockets and its disk.
