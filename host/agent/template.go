@@ -133,7 +133,7 @@ func renderTemplates(
 			maps.Copy(env, vars) // without expansion: a password may contain "${"
 		}
 		maps.Copy(known, env)
-		if f := (taskdriver.File{Path: path, Mode: t.mode, Data: taskdriver.Bytes(text)}); !t.env || f.Own() {
+		if f := (taskdriver.File{Path: path, Mode: t.mode, Data: []byte(text)}); !t.env || f.Own() {
 			files = append(files, f)
 		}
 	}

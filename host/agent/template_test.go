@@ -5,6 +5,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -51,14 +52,14 @@ func TestTemplatesBecomeFilesAndVariables(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []taskdriver.File{
-		{Path: "local/config.json", Mode: 0o644, Data: `[{"monitors": {"a": {}}}]`},
-		{Path: "secrets/driver.yaml", Mode: 0o600, Data: "host: nas:1akey: hunter${PORT}2"},
-		{Path: "local/sub/go.tpl", Mode: 0o755, Data: "<< {{ .Literal }} 1"},
+		{Path: "local/config.json", Mode: 0o644, Data: []byte(`[{"monitors": {"a": {}}}]`)},
+		{Path: "secrets/driver.yaml", Mode: 0o600, Data: []byte("host: nas:1akey: hunter${PORT}2")},
+		{Path: "local/sub/go.tpl", Mode: 0o755, Data: []byte("<< {{ .Literal }} 1")},
 		{Path: "local/env", Mode: 0o644,
-			Data: "# of the node\nNODE_ID=n-1 # comment\n\nexport PORT = \"80 \\\"\"\nHOME='/x y'\n"},
-		{Path: "secrets/env", Mode: 0o644, Data: "PASSWORD=hunter${PORT}2"},
+			Data: []byte("# of the node\nNODE_ID=n-1 # comment\n\nexport PORT = \"80 \\\"\"\nHOME='/x y'\n")},
+		{Path: "secrets/env", Mode: 0o644, Data: []byte("PASSWORD=hunter${PORT}2")},
 	}
-	if !slices.Equal(got.Files, want) {
+	if !reflect.DeepEqual(got.Files, want) {
 		t.Errorf("files\n%+v, want\n%+v", got.Files, want)
 	}
 	for _, v := range []string{"NODE_ID=n-1", `PORT=80 "`, "HOME=/x y", "ELSEWHERE=1", "SERVER=nas",

@@ -130,7 +130,8 @@ func checkContainerPlan(t *testing.T, d Container) {
 		mkdir /both/m; mount -t tmpfs none /both/m; echo x > /both/m/x; echo ready; sleep 1000`,
 		`"cap_add":["SYS_ADMIN"],"security_opt":["seccomp=unconfined","apparmor=unconfined"]`,
 		`"volumes":["./conf/f:/etc/f/f"]`)
-	task.Files = []File{{"local/sub/f", 0o644, "1\n"}, {"secrets/f", 0o600, "2\n"}, {"conf/f", 0o644, "3\n"}}
+	task.Files = []File{{"local/sub/f", 0o644, []byte("1\n")}, {"secrets/f", 0o600, []byte("2\n")},
+		{"conf/f", 0o644, []byte("3\n")}}
 	task.Env = []string{"OWN=mine"}
 	task.Plan = hooks.Plan{
 		Dirs: []hooks.Dir{{Path: "/made/by/plan", Mode: 0o755}},

@@ -58,7 +58,7 @@ func TestTheTasksPathsNeverAppearOnTheHost(t *testing.T) {
 		test "$NOMAD_TASK_DIR" = /local; test "$NOMAD_ALLOC_DIR" = /alloc; test "$NOMAD_SECRETS_DIR" = /secrets
 		pwd; grep -c `+unique+` /proc/self/mountinfo`)
 	task.Alloc = mkdir(t, dir, "alloc")
-	task.Files = []File{{"secrets/given", 0o600, "a"}, {"local/sub/given", 0o644, "b"}}
+	task.Files = []File{{"secrets/given", 0o600, []byte("a")}, {"local/sub/given", 0o644, []byte("b")}}
 	task.Plan = hooks.Plan{
 		Dirs:  []hooks.Dir{{Path: unique + "/made", Mode: 0o755}},
 		Binds: []hooks.Bind{{Source: mkdir(t, dir, "src"), Target: unique + "/csi", Propagation: hooks.HostToTask}},
@@ -93,7 +93,7 @@ func TestTaskRunsAsItsUser(t *testing.T) {
 	task := shell(t, `id -u; id -g; touch /local/mine /secrets/mine; cat /secrets/given
 		if touch /etc/mine; then exit 3; fi`)
 	task.User = "65534:65533"
-	task.Files = []File{{"secrets/given", 0o400, "his\n"}}
+	task.Files = []File{{"secrets/given", 0o400, []byte("his\n")}}
 	if out := run(t, NewExec(), task); out != "65534\n65533\nhis\n" {
 		t.Errorf("the task is %q", out)
 	}

