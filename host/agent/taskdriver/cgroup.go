@@ -122,22 +122,18 @@ type cgroupFiles struct {
 	tasks   []*os.File // of version 1
 }
 
-func (g *cgroup) open() (f cgroupFiles, err error) {
-	if g.unified != "" {
-		if f.unified, err = os.Open(g.unified); err != nil {
-			return f, err
-		}
-	}
-	for _, dir := range g.dirs() {
-		if dir == g.unified {
+// openCgroups opens the cgroups of a task. Only those of version 1 have a file tasks.
+func openCgroups(dirs []string) (f cgroupFiles, err error) {
+	for _, dir := range dirs {
+		tasks, err := os.OpenFile(filepath.Join(dir, "tasks"), os.O_WRONLY, 0)
+		if err == nil {
+			f.tasks = append(f.tasks, tasks)
 			continue
 		}
-		tasks, err := os.OpenFile(filepath.Join(dir, "tasks"), os.O_WRONLY, 0)
-		if err != nil {
+		if f.unified, err = os.Open(dir); err != nil {
 			f.close()
 			return cgroupFiles{}, err
 		}
-		f.tasks = append(f.tasks, tasks)
 	}
 	return f, nil
 }
@@ -164,7 +160,12 @@ func (f cgroupFiles) close() {
 // restricted access, and only warns about others. In a user namespace it only warns in any case, because root there has
 // no more rights than the user who made the namespace.
 func (g *cgroup) confine(p devicePolicy) error {
-	err := g.enforce(p)
+	err := errors.New("no cgroup for devices")
+	if g.devices != "" {
+		err = p.writeRules(g.devices)
+	} else if g.unified != "" {
+		err = p.attachProgram(g.unified)
+	}
 	switch {
 	case err == nil, errors.Is(err, registry.ErrDenied):
 		return err
@@ -176,16 +177,6 @@ func (g *cgroup) confine(p devicePolicy) error {
 	}
 	g.warn("the task can use all devices, and device access is not enforced: %v", err)
 	return nil
-}
-
-func (g *cgroup) enforce(p devicePolicy) error {
-	switch {
-	case g.devices != "":
-		return p.writeRules(g.devices)
-	case g.unified != "":
-		return p.attachProgram(g.unified)
-	}
-	return errors.New("no cgroup for devices")
 }
 
 // initialUserNamespace is the inode of the initial user namespace (linux/nsfs.h).

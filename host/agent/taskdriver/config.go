@@ -120,8 +120,7 @@ type execConfig struct {
 }
 
 // Configure reads command, args and work_dir. With TryLimits it warns of limits of the task's resources that this
-// process cannot enforce. Otherwise, for a task without an ID, it warns of limits that nothing on this machine can
-// enforce.
+// process cannot enforce.
 func (r runner) Configure(t *Task, config json.RawMessage) (warnings []string, err error) {
 	var c execConfig
 	if err := Decode("config", config, &c); err != nil {
@@ -135,11 +134,8 @@ func (r runner) Configure(t *Task, config json.RawMessage) (warnings []string, e
 	if err := t.checkFiles(false); err != nil {
 		return warnings, err
 	}
-	switch {
-	case t.TryLimits:
-		warnings = append(warnings, unlimited(t.Resources)...)
-	case t.ID == "":
-		warnings = append(warnings, unmounted(t.Resources)...)
+	if t.TryLimits {
+		warnings = append(warnings, tryLimits(t.Resources)...)
 	}
 	return warnings, nil
 }

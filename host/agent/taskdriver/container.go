@@ -3,6 +3,7 @@
 package taskdriver
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -125,14 +126,8 @@ func (t Task) makeContainerDirs() error {
 
 // run creates and starts the container.
 func (d Container) run(ctx context.Context, t Task, h *Handle) error {
-	config, hostConfig, err := d.containerOf(t)
-	if err == nil {
-		err = checkSources(t.Plan, hostConfig)
-	}
-	if err == nil {
-		err = t.checkLinks(hostConfig)
-	}
-	if err != nil {
+	config, hostConfig := t.containerOf()
+	if err := cmp.Or(checkSources(t.Plan, hostConfig), t.checkLinks(hostConfig)); err != nil {
 		return err
 	}
 	var made client.ContainerCreateResult
@@ -141,7 +136,7 @@ func (d Container) run(ctx context.Context, t Task, h *Handle) error {
 			client.ContainerCreateOptions{Config: config, HostConfig: hostConfig, Name: h.Container})
 		return err
 	}
-	err = d.call(ctx, "create container "+h.Container, changeTimeout, create)
+	err := d.call(ctx, "create container "+h.Container, changeTimeout, create)
 	if errdefs.IsConflict(err) { // a container of an interrupted start
 		if err = d.remove(ctx, *h); err == nil {
 			err = d.call(ctx, "create container "+h.Container, changeTimeout, create)
@@ -400,7 +395,7 @@ func (d Container) discard(ctx context.Context, h Handle) error {
 	if err := d.ping(ctx); err != nil {
 		return err
 	}
-	log := openLogs(h.logs(), Stderr)
+	log := h.openLogs(Stderr)
 	defer log.close()
 	fmt.Fprintf(log, "holdfast: the engine does not remove the container of this task, which has ended: %v\n", err)
 	return nil

@@ -185,7 +185,7 @@ func (d Container) Configure(t *Task, config json.RawMessage) (warnings []string
 	return warnings, cmp.Or(c.check(), t.checkFiles(true))
 }
 
-func pullTimeout(c *containerConfig) (time.Duration, error) {
+func (c *containerConfig) pullTimeout() (time.Duration, error) {
 	if c.ImagePullTimeout == "" {
 		return 5 * time.Minute, nil
 	}
@@ -208,7 +208,7 @@ func (c *containerConfig) check() error {
 	if _, err := reference.ParseNormalizedNamed(c.Image); err != nil {
 		add(registry.Invalid("image %q: %w", c.Image, err))
 	}
-	_, err := pullTimeout(c)
+	_, err := c.pullTimeout()
 	add(err)
 	for _, m := range append(c.Mount, c.Mounts...) {
 		if m.Type != "" && m.Type != "bind" && m.Type != "volume" && m.Type != "tmpfs" {
@@ -276,7 +276,7 @@ func (c *containerConfig) ulimits() (out []*container.Ulimit, err error) {
 }
 
 // containerOf returns the container that the engine is asked to create.
-func (d Container) containerOf(t Task) (*container.Config, *container.HostConfig, error) {
+func (t Task) containerOf() (*container.Config, *container.HostConfig) {
 	c := t.container
 	config := &container.Config{
 		Image: c.Image, User: t.User, WorkingDir: c.WorkDir, Tty: c.Tty, Hostname: c.Hostname,
@@ -292,18 +292,9 @@ func (d Container) containerOf(t Task) (*container.Config, *container.HostConfig
 			config.Healthcheck = &container.HealthConfig{Test: []string{"NONE"}}
 		}
 	}
-	shm, err := size("shm_size", c.ShmSize)
-	if err != nil {
-		return nil, nil, err
-	}
-	dns, err := c.dnsServers()
-	if err != nil {
-		return nil, nil, err
-	}
-	limits, err := c.ulimits()
-	if err != nil {
-		return nil, nil, err
-	}
+	shm, _ := size("shm_size", c.ShmSize) // these were checked by Configure
+	dns, _ := c.dnsServers()
+	limits, _ := c.ulimits()
 	h := &container.HostConfig{
 		NetworkMode: container.NetworkMode(c.NetworkMode), Privileged: c.Privileged, CapAdd: c.CapAdd,
 		CapDrop:     c.CapDrop,
@@ -312,9 +303,12 @@ func (d Container) containerOf(t Task) (*container.Config, *container.HostConfig
 		ExtraHosts: c.ExtraHosts, IpcMode: container.IpcMode(c.IPCMode), PidMode: container.PidMode(c.PidMode),
 		UTSMode: container.UTSMode(c.UTSMode), UsernsMode: container.UsernsMode(c.UsernsMode), GroupAdd: c.GroupAdd,
 		DNS: dns, DNSSearch: c.DNSSearch, DNSOptions: c.DNSOptions, StorageOpt: c.StorageOpt,
-		OomScoreAdj:   c.OOMScoreAdj,
-		CgroupnsMode:  container.CgroupnsMode(c.CgroupNS),
-		LogConfig:     container.LogConfig{Type: "json-file", Config: t.logOptions()},
+		OomScoreAdj:  c.OOMScoreAdj,
+		CgroupnsMode: container.CgroupnsMode(c.CgroupNS),
+		LogConfig: container.LogConfig{Type: "json-file", Config: map[string]string{
+			"max-size": strconv.FormatInt(cmp.Or(t.LogSize, DefaultLogSize), 10),
+			"max-file": strconv.Itoa(cmp.Or(t.LogFiles, DefaultLogFiles)),
+		}},
 		RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyDisabled}, // the agent restarts it
 	}
 	h.Ulimits = limits
@@ -337,19 +331,8 @@ func (d Container) containerOf(t Task) (*container.Config, *container.HostConfig
 		h.Tmpfs[path] = mode
 	}
 	t.mountInto(h)
-	return config, h, t.limit(h)
-}
-
-// logOptions limits the output that the engine keeps of a running container.
-func (t Task) logOptions() map[string]string {
-	size, files := t.LogSize, t.LogFiles
-	if size <= 0 {
-		size = DefaultLogSize
-	}
-	if files <= 0 {
-		files = DefaultLogFiles
-	}
-	return map[string]string{"max-size": strconv.FormatInt(size, 10), "max-file": strconv.Itoa(files)}
+	t.limit(h)
+	return config, h
 }
 
 // mountInto adds the task's own directories, the volumes and mounts of its config, and the plan.
@@ -443,13 +426,12 @@ var enginePropagations = map[hooks.Propagation]mount.Propagation{
 }
 
 // limit sets the limits of the resources block and of the config.
-func (t Task) limit(h *container.HostConfig) (err error) {
+func (t Task) limit(h *container.HostConfig) {
 	h.CPUShares, h.NanoCPUs = t.Resources.CPU, t.Resources.Cores*1e9
 	h.Memory = t.Resources.Memory << 20
 	if most := cmp.Or(t.container.MemoryHardLimit, t.Resources.MemoryMax); most > 0 {
 		h.MemoryReservation, h.Memory = h.Memory, most<<20
 	}
 	h.MemorySwappiness = t.container.MemorySwappiness
-	h.MemorySwap, err = size("memory_swap", t.container.MemorySwap)
-	return err
+	h.MemorySwap, _ = size("memory_swap", t.container.MemorySwap) // checked
 }

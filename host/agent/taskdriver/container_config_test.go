@@ -30,8 +30,7 @@ func configured(t *testing.T, config string) (*container.Config, *container.Host
 		Resources: Resources{CPU: 500, Memory: 64, MemoryMax: 128}}
 	warnings, err := d.Configure(&task, json.RawMessage(config))
 	must(t, err)
-	c, h, err := d.containerOf(task)
-	must(t, err)
+	c, h := task.containerOf()
 	return c, h, warnings
 }
 

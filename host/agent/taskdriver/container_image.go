@@ -95,11 +95,7 @@ func (d Container) load(ctx context.Context, t Task) error {
 		return registry.Errorf(registry.ErrNotFound, "load: %w", err)
 	}
 	defer f.Close()
-	limit, err := pullTimeout(t.container)
-	if err != nil {
-		return err
-	}
-	loading, cancel := withPullTimeout(ctx, limit)
+	loading, cancel := t.container.withPullTimeout(ctx)
 	defer cancel()
 	result, err := d.engine.ImageLoad(loading, f)
 	if err == nil {
@@ -132,24 +128,23 @@ func readMessages(r io.Reader) error {
 	}
 }
 
-func withPullTimeout(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+// withPullTimeout returns a context that ends after image_pull_timeout.
+func (c *containerConfig) withPullTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
+	limit, _ := c.pullTimeout() // checked by Configure
 	return context.WithTimeoutCause(ctx, limit, fmt.Errorf("not complete after %v (image_pull_timeout)", limit))
 }
 
 // pull pulls the image within its image_pull_timeout.
 func (d Container) pull(ctx context.Context, c *containerConfig, progress func(string)) error {
-	limit, err := pullTimeout(c)
-	if err != nil {
-		return err
-	}
 	options := client.ImagePullOptions{}
 	for _, a := range c.Auth {
+		var err error
 		if options.RegistryAuth, err = a.header(ctx); err != nil {
 			return err
 		}
 	}
 	progress("pulling image " + c.Image)
-	ctx, cancel := withPullTimeout(ctx, limit)
+	ctx, cancel := c.withPullTimeout(ctx)
 	defer cancel()
 	response, err := d.engine.ImagePull(ctx, c.Image, options)
 	if err == nil {

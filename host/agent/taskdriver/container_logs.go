@@ -17,7 +17,7 @@ import (
 // the output twice. If the engine cannot read the output, as after a power cut, keepLogs says so in the stderr log and
 // returns nil, because the task has ended.
 func (d Container) keepLogs(ctx context.Context, h Handle) error {
-	stdout, stderr := openLogs(h.logs(), Stdout), openLogs(h.logs(), Stderr)
+	stdout, stderr := h.openLogs(Stdout), h.openLogs(Stderr)
 	defer stdout.close()
 	defer stderr.close()
 	err := d.copyOutput(ctx, h, client.ContainerLogsOptions{ShowStdout: true, ShowStderr: true}, stdout, stderr)
@@ -29,8 +29,7 @@ func (d Container) keepLogs(ctx context.Context, h Handle) error {
 	return nil
 }
 
-// logs returns a task that has the log files of h.
-func (h Handle) logs() Task { return Task{Dir: h.Dir, LogSize: h.LogSize, LogFiles: h.LogFiles} }
+func (h Handle) openLogs(s Stream) *logWriter { return openLogs(h.Dir, s, h.LogSize, h.LogFiles) }
 
 // Logs copies the output of earlier attempts from the task's log files, and then the output of the container.
 func (d Container) Logs(ctx context.Context, h Handle, s Stream, follow bool, to io.Writer) error {

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -23,30 +24,30 @@ const (
 	write
 )
 
-var accessLetters = map[rune]access{'m': mknod, 'r': read, 'w': write}
+// accessLetters has the letter of each operation, at the number of its bit.
+const accessLetters = "mrw"
 
 func parseAccess(letters string) (access, error) {
 	var a access
-	for _, r := range letters {
-		a |= accessLetters[r]
+	for i, letter := range accessLetters {
+		if strings.ContainsRune(letters, letter) {
+			a |= 1 << i
+		}
 	}
-	if a == 0 || a.String() != sorted(letters) {
+	if a == 0 || len(a.String()) != len(letters) {
 		return 0, registry.Invalid("device access %q: use one or more letters of \"rwm\"", letters)
 	}
 	return a, nil
 }
 
-func (a access) String() string {
-	letters := ""
-	for r, bit := range accessLetters {
-		if a&bit != 0 {
-			letters += string(r)
+func (a access) String() (letters string) {
+	for i, letter := range accessLetters {
+		if a&(1<<i) != 0 {
+			letters += string(letter)
 		}
 	}
-	return sorted(letters)
+	return letters
 }
-
-func sorted(letters string) string { return string(slices.Sorted(slices.Values([]rune(letters)))) }
 
 // numbers identify devices by type, major and minor. Major and minor may be anyNumber.
 type numbers struct {

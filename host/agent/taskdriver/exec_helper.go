@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"reflect"
 	"strconv"
 	"strings"
@@ -201,22 +200,6 @@ func sameFile(x, y string) (bool, error) {
 	var at, other unix.Stat_t
 	err := errors.Join(unix.Stat(x, &at), unix.Stat(y, &other))
 	return at.Dev == other.Dev && at.Ino == other.Ino, err
-}
-
-// openCgroups opens the cgroups of a task.
-func openCgroups(dirs []string) (f cgroupFiles, err error) {
-	for _, dir := range dirs {
-		tasks, err := os.OpenFile(filepath.Join(dir, "tasks"), os.O_WRONLY, 0)
-		if err == nil {
-			f.tasks = append(f.tasks, tasks)
-			continue
-		}
-		if f.unified, err = os.Open(dir); err != nil {
-			f.close()
-			return cgroupFiles{}, err
-		}
-	}
-	return f, nil
 }
 
 // credentialOfProcess returns the real user and the groups of a process. The effective user of a program with the

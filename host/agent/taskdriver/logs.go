@@ -1,6 +1,7 @@
 package taskdriver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,15 +27,10 @@ type logWriter struct {
 	file   *os.File
 }
 
-// openLogs returns a writer that continues the newest file of an earlier attempt.
-func openLogs(t Task, s Stream) *logWriter {
-	w := &logWriter{dir: filepath.Join(t.Dir, "logs"), stream: s, size: t.LogSize, keep: t.LogFiles}
-	if w.size <= 0 {
-		w.size = DefaultLogSize
-	}
-	if w.keep <= 0 {
-		w.keep = DefaultLogFiles
-	}
+// openLogs returns a writer that continues the newest file of an earlier attempt. Size and keep are those of Task.
+func openLogs(taskDir string, s Stream, size int64, keep int) *logWriter {
+	w := &logWriter{dir: filepath.Join(taskDir, "logs"), stream: s,
+		size: cmp.Or(size, DefaultLogSize), keep: cmp.Or(keep, DefaultLogFiles)}
 	if numbers := logNumbers(w.dir, s); len(numbers) > 0 {
 		w.number = numbers[len(numbers)-1]
 	}

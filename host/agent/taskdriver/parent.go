@@ -1,6 +1,7 @@
 package taskdriver
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -81,7 +82,8 @@ func parentMain() int {
 	requests.Close()
 	p := &parent{request: r, terms: terms}
 	err := Exhausted(p.start())
-	sendReply(replies, p.handle, err)
+	_ = json.NewEncoder(replies).Encode(replyOf(p.handle, err)) // if the starter is gone, Find reads the handle
+	replies.Close()
 	if err != nil {
 		return 1
 	}
@@ -108,12 +110,6 @@ func closeInherited() {
 			unix.Close(fd)
 		}
 	}
-}
-
-// sendReply replies to the starter. If the starter is gone, Find reads the handle from the task's directory.
-func sendReply(to *os.File, h Handle, err error) {
-	_ = json.NewEncoder(to).Encode(replyOf(h, err))
-	_ = to.Close()
 }
 
 func replyOf(h Handle, err error) reply {
@@ -209,12 +205,12 @@ func (p *parent) confine() error {
 // launch starts the program and connects its output to the log files.
 func (p *parent) launch() error {
 	t := p.request.Task
-	stdout, err := p.pipe(openLogs(t, Stdout))
+	stdout, err := p.pipe(openLogs(t.Dir, Stdout, t.LogSize, t.LogFiles))
 	if err != nil {
 		return err
 	}
 	defer stdout.Close()
-	stderr, err := p.pipe(openLogs(t, Stderr))
+	stderr, err := p.pipe(openLogs(t.Dir, Stderr, t.LogSize, t.LogFiles))
 	if err != nil {
 		return err
 	}
@@ -224,7 +220,7 @@ func (p *parent) launch() error {
 		return err
 	}
 	defer null.Close()
-	files, err := p.cgroup.open()
+	files, err := openCgroups(p.cgroup.dirs())
 	if err != nil {
 		return err
 	}
@@ -301,10 +297,7 @@ func (p *parent) grace() time.Duration {
 	if found, err := readRecord(p.handle.Dir, stopFile, &s); err == nil && found && s.ID == p.handle.ID {
 		return s.Grace
 	}
-	if p.request.Task.KillGrace > 0 {
-		return p.request.Task.KillGrace
-	}
-	return DefaultKillGrace
+	return cmp.Or(p.request.Task.KillGrace, DefaultKillGrace)
 }
 
 // reapUntil reaps orphans of the task until the task itself has ended. It does not reap the task. The task's pid, which

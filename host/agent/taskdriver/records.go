@@ -133,26 +133,31 @@ func recordLostExit(h Handle, exit Exit) error {
 // lock locks a task's directory. The parent inherits the descriptor and thereby the lock. Closing the file here must
 // not unlock it, which the usual lock libraries would do.
 func lock(dir string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close()
+	f, err := flock(filepath.Join(dir, lockFile), unix.LOCK_EX)
+	if errors.Is(err, unix.EWOULDBLOCK) {
 		return nil, registry.Errorf(registry.ErrConflict, "a task already runs in %s: %w", dir, err)
 	}
-	return f, nil
+	return f, err
 }
 
 // lockExec locks a task's directory for the helper process of a command, which inherits the lock.
 func lockExec(dir string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(dir, execFile), os.O_CREATE|os.O_RDWR, 0o600)
+	f, err := flock(filepath.Join(dir, execFile), unix.LOCK_SH)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, errTaskEnded // Wait holds the lock
+	}
+	return f, err
+}
+
+// flock opens and locks a file without waiting.
+func flock(path string, how int) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB); err != nil {
+	if err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB); err != nil {
 		f.Close()
-		return nil, errTaskEnded // Wait holds the lock
+		return nil, err
 	}
 	return f, nil
 }

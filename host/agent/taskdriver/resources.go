@@ -7,13 +7,11 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
-	"holdfast/internal/mount"
 	"holdfast/registry"
 )
 
@@ -192,8 +190,8 @@ func (g *cgroup) memoryKills() (n int64) {
 // memoryExit explains the exit of a task that has reached its memory limit.
 const memoryExit = "killed because its memory limit was reached; raise memory in resources"
 
-// unlimited tries the limits, and returns a warning for each one that this machine does not enforce.
-func unlimited(r Resources) []string {
+// tryLimits tries the limits in a new cgroup, and returns a warning for each one that this machine does not enforce.
+func tryLimits(r Resources) []string {
 	if r == (Resources{}) {
 		return nil
 	}
@@ -215,29 +213,4 @@ func (r Resources) Check() error {
 		return registry.Invalid("resources: use cpu or cores, not both")
 	}
 	return nil
-}
-
-// unmounted returns a warning for each limit whose controller no mounted cgroup hierarchy has.
-func unmounted(r Resources) (warnings []string) {
-	table, err := mount.Table(os.Getpid())
-	for _, c := range controllers {
-		if len(c.v1(r)) > 0 && err == nil &&
-			!slices.ContainsFunc(table, func(m mount.Mount) bool { return has(m, c.name) }) {
-			warnings = append(warnings, fmt.Sprintf("resources: %s is not limited: no mounted cgroup hierarchy has "+
-				"this controller", c.name))
-		}
-	}
-	return warnings
-}
-
-// has reports whether a mount is a cgroup hierarchy of either version with a controller.
-func has(m mount.Mount, controller string) bool {
-	switch m.FSType {
-	case "cgroup":
-		return slices.Contains(strings.Split(m.Super, ","), controller)
-	case "cgroup2":
-		list, err := os.ReadFile(filepath.Join(m.Point, "cgroup.controllers"))
-		return err == nil && slices.Contains(strings.Fields(string(list)), controller)
-	}
-	return false
 }

@@ -97,7 +97,7 @@ func TestLimitsBelongBesideADelegatedSubgroup(t *testing.T) {
 // needLimits skips the test on a machine that cannot limit the resources, and checks that the driver says so.
 func needLimits(t *testing.T, d Driver, r Resources) {
 	t.Helper()
-	task := Task{Resources: r}
+	task := Task{Resources: r, TryLimits: true}
 	warnings, err := d.Configure(&task, []byte(`{"command": "/bin/true"}`))
 	must(t, err)
 	if slices.ContainsFunc(warnings, func(w string) bool { return strings.Contains(w, "is not limited") }) {
