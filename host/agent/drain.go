@@ -12,55 +12,50 @@ import (
 // followDrain stops all allocs while the node is drained, and runs the jobs again afterwards.
 func (a *Agent) followDrain(ctx context.Context, s Volumes) {
 	q := host.NodeQuery{Node: host.NodeName(a.node.Name)}
-	var running sync.WaitGroup // of the present drain
+	deadline, cancel := time.Time{}, func() {} // of the present drain
+	var running sync.WaitGroup                 // its goroutines
 	defer running.Wait()
-	draining, end := ctx, func() {}
-	deadline, forget := time.Time{}, func() {}
+	defer func() { cancel() }()
 	for ctx.Err() == nil {
 		list, at, err := s.Nodes(ctx, q)
+		if err != nil && ctx.Err() == nil {
+			a.log.Warn("cannot ask whether this node is drained", "error", err)
+			sleep(ctx, maxPause, nil)
+		}
 		if err != nil {
-			if ctx.Err() == nil {
-				a.log.Warn("cannot ask whether this node is drained", "error", err)
-				sleep(ctx, maxPause, nil)
-			}
 			continue
 		}
 		if q.MinIndex = at; at == 0 { // no write yet; without an index, Nodes returns at once
 			sleep(ctx, maxPause, nil)
 		}
 		var drain registry.Drain
-		drained := false
+		drained, before := false, a.drained.Load()
 		if len(list) == 1 {
 			drain, drained = list[0].Drains()
 		}
-		switch {
-		case drained && !a.drained.Load():
-			a.log.Info("this node is drained", "by", drain.By, "reason", drain.Reason)
-			draining, end = context.WithCancel(ctx)
-			a.drained.Store(true)
-			running.Go(func() { a.drain(draining) })
-		case !drained && a.drained.Load():
-			a.log.Info("the drain of this node has ended")
-			end()
-			running.Wait()
-			a.resume()
+		if drained == before && drain.Deadline.Equal(deadline) {
+			continue
 		}
-		if drained && !deadline.Equal(drain.Deadline) {
-			forget()
-			var limited context.Context
-			limited, forget = context.WithCancel(draining)
-			running.Go(func() { a.killAt(limited, drain.Deadline) })
-		}
+		cancel()
+		running.Wait()
 		deadline = drain.Deadline
-	}
-	forget()
-	end()
-}
-
-// drain stops all allocs, users of volumes first.
-func (a *Agent) drain(ctx context.Context) {
-	if err := a.stopRanks(ctx, lastRank); err == nil {
-		a.log.Info("the node is drained: all allocs have ended")
+		if !drained {
+			a.log.Info("the drain of this node has ended")
+			a.resume()
+			continue
+		}
+		if !before {
+			a.log.Info("this node is drained", "by", drain.By, "reason", drain.Reason)
+		}
+		a.drained.Store(true)
+		draining, end := context.WithCancel(ctx)
+		cancel = end
+		running.Go(func() { a.killAt(draining, drain.Deadline) })
+		running.Go(func() {
+			if err := a.stopRanks(draining, lastRank); err == nil {
+				a.log.Info("the node is drained: all allocs have ended")
+			}
+		})
 	}
 }
 
