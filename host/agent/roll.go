@@ -194,7 +194,7 @@ func (a *Agent) stepRoll(ctx context.Context, s Storage, was *JobRecord) error {
 		return nil
 	}
 	if job.Next != nil {
-		if next, err := a.decideRoll(job, tasks); err != nil || next != job {
+		if decided, err := a.decideRoll(job, tasks); err != nil || decided {
 			return err
 		}
 	}
@@ -242,8 +242,9 @@ func (a *Agent) preferWanted(
 }
 
 // decideRoll gives the job its next version once all new plugin allocs are healthy, its own and those of the jobs that
-// are rolled with it. If one of them has failed, all these jobs keep their version. It returns the job's record.
-func (a *Agent) decideRoll(job *JobRecord, tasks map[host.TaskKey]host.PluginTask) (*JobRecord, error) {
+// are rolled with it. If one of them has failed, all these jobs keep their version. decided is false if it is too
+// early.
+func (a *Agent) decideRoll(job *JobRecord, tasks map[host.TaskKey]host.PluginTask) (decided bool, err error) {
 	together, healthy, failed := []*JobRecord{job}, true, ""
 	for _, id := range job.Roll.Jobs {
 		other := a.jobs[id]
@@ -257,7 +258,7 @@ func (a *Agent) decideRoll(job *JobRecord, tasks map[host.TaskKey]host.PluginTas
 		healthy, failed = healthy && ready, cmp.Or(failed, why)
 	}
 	if failed == "" && !healthy {
-		return job, nil
+		return false, nil
 	}
 	var next []*JobRecord
 	for _, j := range together {
@@ -270,7 +271,7 @@ func (a *Agent) decideRoll(job *JobRecord, tasks map[host.TaskKey]host.PluginTas
 		}
 		next = append(next, &now)
 	}
-	return next[0], a.commitJobs(next...)
+	return true, a.commitJobs(next...)
 }
 
 // newAllocsHealthy reports whether all new plugin allocs of the job's roll are healthy. failed says why one of them has
