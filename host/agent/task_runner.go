@@ -74,45 +74,26 @@ func (t *taskRunner) setDead(note string, change func(*TaskRecord)) error {
 
 // run returns nil when the task will not be started again. Errors come from ctx or the ledger.
 func (t *taskRunner) run(ctx, stop context.Context) error {
-	var handle taskdriver.Handle
-	var running bool
-	var err error
+	var running *taskdriver.Handle
 	if !t.begun {
-		handle, running, err = t.adopt(ctx)
+		var err error
+		if running, err = t.resume(ctx, stop); err != nil {
+			return err
+		}
 	}
-	if err == nil && !running && t.rebooted() {
-		const lost = "exit status unknown: the node rebooted while the task started or ran"
-		err = t.exited(ctx, stop, taskdriver.Exit{Code: -1, At: time.Now().UTC(), Err: lost}, "")
-	}
-	if err == nil && running {
-		err = t.update(func(r *AllocRecord) {
-			rec := r.Tasks[t.spec.Name]
-			if rec.State == TaskStarting { // the earlier agent died before it recorded the start
-				rec.State, rec.Handle, rec.Reason = TaskRunning, &handle, "" // Since stays: the attempt began then
-			}
-			r.note(t.spec.Name, "adopted%s", strings.TrimSuffix(fmt.Sprintf(" (pid %d)", handle.TaskPID), " (pid 0)"))
-		})
-	}
-	if err != nil {
-		return err
-	}
-	for {
-		switch state := t.state(); {
-		case state.State == TaskDead:
-			return nil
-		case running:
-			err = t.watch(ctx, stop, handle)
+	for t.state().State != TaskDead {
+		var err error
+		switch {
+		case running != nil:
+			err = t.watch(ctx, stop, *running)
+			running = nil
 		case stop.Err() != nil && ctx.Err() == nil:
 			err = t.giveUp(ctx)
 		default:
 			if err = t.awaitNext(stop); err == nil {
-				handle, running, err = t.start(ctx, stop)
-				if running && err == nil {
-					continue
-				}
+				running, err = t.start(ctx, stop)
 			}
 		}
-		running = false
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -120,27 +101,46 @@ func (t *taskRunner) run(ctx, stop context.Context) error {
 			return err
 		}
 	}
+	return nil
 }
 
-// adopt returns the attempt that an earlier agent started, if there is one.
-func (t *taskRunner) adopt(ctx context.Context) (h taskdriver.Handle, found bool, err error) {
+// resume continues what an earlier agent has recorded. It returns the attempt that the earlier agent started, if there
+// is one. If that attempt has ended since, Wait returns its exit.
+func (t *taskRunner) resume(ctx, stop context.Context) (*taskdriver.Handle, error) {
 	rec := t.state()
+	handle := rec.Handle
 	switch rec.State {
 	case TaskRunning:
-		return *rec.Handle, true, nil // if the attempt has ended since, Wait returns its exit
 	case TaskStarting:
-		h, found, err := t.a.config.Find(ctx, t.a.dirs(t.id).task(t.spec.Name))
-		return h, found && h.ID == attemptID(t.id, t.spec.Name, rec.Attempt) && err == nil, err
+		found, ok, err := t.a.config.Find(ctx, t.a.dirs(t.id).task(t.spec.Name))
+		if err != nil {
+			return nil, err
+		}
+		if !ok || found.ID != attemptID(t.id, t.spec.Name, rec.Attempt) {
+			return nil, t.exitByReboot(ctx, stop)
+		}
+		handle = &found
+	default:
+		return nil, nil
 	}
-	return taskdriver.Handle{}, false, nil
+	return handle, t.update(func(r *AllocRecord) {
+		rec := r.Tasks[t.spec.Name]
+		if rec.State == TaskStarting { // the earlier agent died before it recorded the start
+			rec.State, rec.Handle, rec.Reason = TaskRunning, handle, "" // Since stays: the attempt began then
+		}
+		r.note(t.spec.Name, "adopted%s", strings.TrimSuffix(fmt.Sprintf(" (pid %d)", handle.TaskPID), " (pid 0)"))
+	})
 }
 
-// rebooted reports whether the current attempt began before a reboot. It may have run, because the agent records that
+// exitByReboot handles an attempt that began before a reboot. The attempt may have run, because the agent records that
 // only with the next commit.
-func (t *taskRunner) rebooted() bool {
-	rec := t.state()
+func (t *taskRunner) exitByReboot(ctx, stop context.Context) error {
+	const lost = "exit status unknown: the node rebooted while the task started or ran"
 	boot, err := proc.BootID()
-	return err == nil && rec.State == TaskStarting && rec.Started.Boot != "" && rec.Started.Boot != boot
+	if began := t.state().Started.Boot; err != nil || began == "" || began == boot {
+		return nil
+	}
+	return t.exited(ctx, stop, taskdriver.Exit{Code: -1, At: time.Now().UTC(), Err: lost}, "")
 }
 
 // awaitNext waits until the next attempt is due. If the clock was set back, it still waits no longer than the policy
@@ -160,12 +160,12 @@ func (t *taskRunner) giveUp(ctx context.Context) error {
 	return t.set("", func(r *TaskRecord) { r.State = TaskDead })
 }
 
-// start starts an attempt. If it returns neither running nor an error, the start has failed, and the record has the
+// start starts an attempt. If it returns neither a handle nor an error, the start has failed, and the record has the
 // next step.
-func (t *taskRunner) start(ctx, stop context.Context) (h taskdriver.Handle, running bool, err error) {
+func (t *taskRunner) start(ctx, stop context.Context) (*taskdriver.Handle, error) {
 	if !t.begun {
 		if err := t.set("", (*TaskRecord).begin); err != nil {
-			return h, false, err
+			return nil, err
 		}
 	}
 	t.begun = false
@@ -181,24 +181,24 @@ func (t *taskRunner) start(ctx, stop context.Context) (h taskdriver.Handle, runn
 			err = t.prepare(stop, task)
 		}
 		if err == nil {
-			h, err = t.driver.Start(ctx, task)
-		}
-		if err == nil {
-			return h, true, t.started(ctx, attempt, h)
+			var h taskdriver.Handle
+			if h, err = t.driver.Start(ctx, task); err == nil {
+				return &h, t.started(ctx, attempt, h)
+			}
 		}
 	}
 	if ctx.Err() != nil || errors.Is(err, errStop) {
-		return h, false, err
+		return nil, err
 	}
 	text := strings.Join(strings.Fields(err.Error()), " ") // an engine's error may have several lines
 	why, exit := "start failed: "+text, taskdriver.Exit{Code: -1, At: time.Now().UTC(), Err: text}
 	switch {
 	case errors.Is(err, registry.ErrExhausted):
-		return h, false, t.retryStart(ctx, attempt, exit, why, why+"; free space there")
+		return nil, t.retryStart(ctx, attempt, exit, why, why+"; free space there")
 	case errors.Is(err, registry.ErrUnavailable):
-		return h, false, t.retryStart(ctx, attempt, exit, why, why)
+		return nil, t.retryStart(ctx, attempt, exit, why, why)
 	}
-	return h, false, t.ended(ctx, exit, permanent(err) || errors.Is(err, registry.ErrNotFound), why)
+	return nil, t.ended(ctx, exit, permanent(err) || errors.Is(err, registry.ErrNotFound), why)
 }
 
 // prepare makes the driver's preparations for a start. It shows their progress as the task's reason, and puts the first
