@@ -341,21 +341,16 @@ func (r *runner) runTask(ctx, stop context.Context, s taskSpec, begun bool) {
 	}
 }
 
-func (r *runner) specs() ([]taskSpec, error) {
+func (r *runner) specs() (out []taskSpec, err error) {
 	rec := r.record()
-	var out []taskSpec
+	var wrong Problems
 	for _, t := range rec.Group.Tasks {
-		s, err := newTaskSpec(rec.JobType, rec.Group, t)
-		if err != nil {
-			return nil, err
-		}
+		out = append(out, newTaskSpec(rec.JobType, rec.Group, t, &wrong))
 		if r.a.drivers[t.Driver] == nil {
-			return nil, registry.Errorf(registry.ErrUnsupported,
-				"task %q: this agent has no driver %q", t.Name, t.Driver)
+			wrong.add(t, "", registry.Errorf(registry.ErrUnsupported, "this agent has no driver %q", t.Driver))
 		}
-		out = append(out, s)
 	}
-	return out, nil
+	return out, wrong.err()
 }
 
 // pollTimeout bounds a question to the shim about what an alloc waits for.

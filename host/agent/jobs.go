@@ -31,28 +31,23 @@ func (a *Agent) Check(j *hooks.Job) (warnings []string, err error) {
 // With tryLimits, drivers try whether they can limit resources: tasks get cgroups below that of this process.
 func Check(j *hooks.Job, drivers []taskdriver.Driver, tryLimits bool) (warnings []string, err error) {
 	warnings, found := unsupportedBlocks(j)
-	var names []string
 	byName := map[string]taskdriver.Driver{}
 	for _, d := range drivers {
-		names, byName[d.Name()] = append(names, d.Name()), d
+		byName[d.Name()] = d
 	}
-	slices.Sort(names)
 	for _, g := range j.Groups {
 		for _, t := range g.Tasks {
 			d := byName[t.Driver]
 			if d == nil {
 				found.add(t, "", registry.Errorf(registry.ErrUnsupported,
 					"this agent has no driver %q, only %s; change the task, or start holdfast with --driver", t.Driver,
-					strings.Join(names, ", ")))
+					strings.Join(slices.Sorted(maps.Keys(byName)), ", ")))
 				continue
 			}
 			warnings = append(warnings, found.checkTask(j.Type, g, t, d, tryLimits)...)
 		}
 	}
-	if len(found.List) == 0 {
-		return warnings, nil
-	}
-	return warnings, found
+	return warnings, found.err()
 }
 
 // withOverride returns the job with Config.Override, if set, as the driver of each task.

@@ -54,21 +54,19 @@ func (p *Problems) add(t hooks.Task, place string, err error) {
 	p.List = append(p.List, Problem{at, fmt.Errorf("task %q: %w", t.Name, err)})
 }
 
+// err returns p as an error, or nil if there are no problems.
+func (p *Problems) err() error {
+	if len(p.List) == 0 {
+		return nil
+	}
+	return p
+}
+
 // checkTask adds the problems that the attributes of a task have.
 func (p *Problems) checkTask(
 	jobType string, g hooks.Group, t hooks.Task, d taskdriver.Driver, tryLimits bool,
 ) (warnings []string) {
-	s, err := decodeTask(jobType, g, t)
-	if err != nil {
-		p.add(t, "", err)
-	}
-	var bad []error
-	s.templates, bad = s.rest.templates()
-	for i, err := range bad {
-		if err != nil {
-			p.add(t, templatePlace(i), err)
-		}
-	}
+	s := newTaskSpec(jobType, g, t, p)
 	ignored, err := d.Configure(&taskdriver.Task{Resources: s.resources, TryLimits: tryLimits}, t.Config)
 	for _, w := range ignored {
 		warnings = append(warnings, fmt.Sprintf("task %q: %s", t.Name, w))

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -104,39 +103,39 @@ type taskSpec struct {
 	logSize   int64 // 0: the driver's default
 	resources taskdriver.Resources
 	templates []fileTemplate
-	rest      taskRest
 }
 
-// newTaskSpec decodes a task's attributes.
-func newTaskSpec(jobType string, g hooks.Group, t hooks.Task) (taskSpec, error) {
-	s, err := decodeTask(jobType, g, t)
-	if err == nil {
-		var bad []error
-		s.templates, bad = s.rest.templates()
-		err = errors.Join(bad...)
-	}
-	if err != nil {
-		err = fmt.Errorf("task %q: %w", t.Name, err)
-	}
-	return s, err
-}
-
-// decodeTask decodes a task's attributes without its templates. Its errors do not name the task.
-func decodeTask(jobType string, g hooks.Group, t hooks.Task) (taskSpec, error) {
+// newTaskSpec decodes a task's attributes. It adds what is wrong with them to p.
+func newTaskSpec(jobType string, g hooks.Group, t hooks.Task, p *Problems) taskSpec {
 	s := taskSpec{Task: t}
-	var group groupRest
 	var rest taskRest
+	if err := s.decode(jobType, g, &rest); err != nil {
+		p.add(t, "", err)
+	}
+	for i, b := range rest.Template {
+		tpl, err := newTemplate(b)
+		if err != nil {
+			p.add(t, templatePlace(i), err)
+			tpl = fileTemplate{}
+		}
+		s.templates = append(s.templates, tpl)
+	}
+	return s
+}
+
+// decode sets all attributes but the templates. Its errors do not name the task.
+func (s *taskSpec) decode(jobType string, g hooks.Group, rest *taskRest) error {
+	var group groupRest
 	err := taskdriver.Decode("group "+g.Name, g.Rest, &group)
 	if err == nil {
-		err = taskdriver.Decode("attributes", t.Rest, &rest)
+		err = taskdriver.Decode("attributes", s.Rest, rest)
 	}
 	if err == nil {
 		s.policy, err = defaultPolicy(jobType).with(slices.Concat(group.Restart, rest.Restart))
 	}
 	if err != nil {
-		return s, err
+		return err
 	}
-	s.rest = rest
 	s.groupMeta, s.meta = mergeMeta(group.Meta), mergeMeta(rest.Meta)
 	s.user, s.grace, s.leader = rest.User, time.Duration(rest.KillTimeout), rest.Leader
 	if s.grace <= 0 {
@@ -144,14 +143,14 @@ func decodeTask(jobType string, g hooks.Group, t hooks.Task) (taskSpec, error) {
 	}
 	for _, l := range rest.Lifecycle {
 		if l.Hook != "prestart" && l.Hook != "poststart" {
-			return s, registry.Errorf(registry.ErrUnsupported,
+			return registry.Errorf(registry.ErrUnsupported,
 				"unsupported lifecycle hook %q; use prestart or poststart", l.Hook)
 		}
 		s.prestart, s.sidecar = s.prestart || l.Hook == "prestart", l.Sidecar
 	}
 	for _, l := range rest.Logs {
 		if l.Files != nil && *l.Files < 1 || l.Size != nil && (*l.Size < 1 || *l.Size > 1<<20) {
-			return s, registry.Invalid("logs: max_files must be at least 1, and max_file_size 1 to %d MiB", 1<<20)
+			return registry.Invalid("logs: max_files must be at least 1, and max_file_size 1 to %d MiB", 1<<20)
 		}
 		if l.Files != nil {
 			s.logFiles = int(*l.Files)
@@ -161,7 +160,7 @@ func decodeTask(jobType string, g hooks.Group, t hooks.Task) (taskSpec, error) {
 		}
 	}
 	s.resources, err = rest.limits()
-	return s, err
+	return err
 }
 
 // limits returns the limits of the resources block.

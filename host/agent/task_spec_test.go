@@ -13,6 +13,17 @@ import (
 	"holdfast/registry"
 )
 
+// specOf decodes the attributes of a task, which must be right.
+func specOf(t *testing.T, jobType string, g hooks.Group, one hooks.Task) taskSpec {
+	t.Helper()
+	var wrong Problems
+	s := newTaskSpec(jobType, g, one, &wrong)
+	if err := wrong.err(); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
 func TestTaskEnvironmentAndArguments(t *testing.T) {
 	j := job("notes", "service")
 	j.Rest = json.RawMessage(`{"name":"Notes","meta":[{"owner":"me","level":"job"}]}`)
@@ -22,10 +33,7 @@ func TestTaskEnvironmentAndArguments(t *testing.T) {
 	g.Tasks[0].Env = map[string]string{"GREETING": "hello ${NOMAD_ALLOC_INDEX}", "NOMAD_REGION": "mine"}
 	r := newAllocRecord(&JobRecord{Job: *j, Version: 1}, g, 3)
 	r.ID = "11111111-aaaa"
-	s, err := newTaskSpec("service", g, g.Tasks[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := specOf(t, "service", g, g.Tasks[0])
 	plan := hooks.Plan{Env: []hooks.Env{{Name: "CSI_ENDPOINT", Value: "unix:///csi/csi.sock", Default: true}}}
 	d, err := Node{ID: "n-1", Name: "node1"}.attempt(t.Context(), r, s, 2, plan, "/state/a", taskdriver.NewExec())
 	if err != nil || d.ID != "11111111-aaaa-main-2" || d.Command != "/local/run" || d.User != "nobody" ||
@@ -100,10 +108,7 @@ func TestUnsupportedAttributes(t *testing.T) {
 }
 
 func TestLogsBlockBoundsLogs(t *testing.T) {
-	s, err := newTaskSpec("service", hooks.Group{}, task("main", `{"logs":[{"max_files":3,"max_file_size":2}]}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := specOf(t, "service", hooks.Group{}, task("main", `{"logs":[{"max_files":3,"max_file_size":2}]}`))
 	s.Config = json.RawMessage(`{"command":"sh"}`)
 	d, err := Node{}.attempt(t.Context(), &AllocRecord{ID: "a"}, s, 1, hooks.Plan{}, "/a", taskdriver.NewExec())
 	if err != nil || d.LogFiles != 3 || d.LogSize != 2<<20 {
@@ -165,9 +170,9 @@ func TestRestartPolicyOfTask(t *testing.T) {
 		{"service", group, `{"restart":[{"attempts":"4","mode":"delay"}]}`,
 			restartPolicy{4, 30 * time.Minute, 2 * time.Second, modeDelay}},
 	} {
-		s, err := newTaskSpec(c.kind, hooks.Group{Name: "g", Rest: json.RawMessage(c.group)}, task("t", c.task))
-		if err != nil || s.policy != c.want {
-			t.Errorf("%s %s: %+v, %v; want %+v", c.kind, c.task, s.policy, err, c.want)
+		s := specOf(t, c.kind, hooks.Group{Name: "g", Rest: json.RawMessage(c.group)}, task("t", c.task))
+		if s.policy != c.want {
+			t.Errorf("%s %s: %+v; want %+v", c.kind, c.task, s.policy, c.want)
 		}
 	}
 }

@@ -175,18 +175,6 @@ func variablesOf(text string) (map[string]string, error) {
 	return out, nil
 }
 
-// templates decodes the template blocks of a task. errs has one error for each block, or nil.
-func (r taskRest) templates() (out []fileTemplate, errs []error) {
-	for _, b := range r.Template {
-		t, err := newTemplate(b)
-		if err != nil {
-			t = fileTemplate{}
-		}
-		out, errs = append(out, t), append(errs, err)
-	}
-	return out, errs
-}
-
 // knownFile returns the file of the template without its text. known is false if the destination depends on the alloc.
 func (t fileTemplate) knownFile() (f taskdriver.File, known bool) {
 	path, err := t.path(nil)

@@ -19,8 +19,9 @@ func attemptOf(t *testing.T, env map[string]string, blocks string) (taskdriver.T
 	t.Helper()
 	one := task("main", `{"template":`+blocks+`}`)
 	one.Env, one.Config = env, json.RawMessage(`{"command":"run","args":["${NODE_ID}"]}`)
-	s, err := newTaskSpec("service", hooks.Group{}, one)
-	if err != nil {
+	var wrong Problems
+	s := newTaskSpec("service", hooks.Group{}, one, &wrong)
+	if err := wrong.err(); err != nil {
 		return taskdriver.Task{}, err
 	}
 	return Node{ID: "n-1", Name: "node1"}.attempt(t.Context(), &AllocRecord{ID: "a"}, s, 1, hooks.Plan{}, "/a",
