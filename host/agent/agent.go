@@ -92,9 +92,9 @@ type Agent struct {
 	drivers map[string]taskdriver.Driver
 	wake    chan struct{} // capacity 1: reconcile has work
 
-	draining atomic.Bool   // the agent ends, and stops everything
-	drained  atomic.Bool   // the node is drained
-	forced   chan struct{} // closed when tasks get no more grace; mu guards it
+	shuttingDown atomic.Bool   // all allocs are stopped, because the agent ends
+	drained      atomic.Bool   // the node is drained
+	graceOver    chan struct{} // closed when tasks get no more grace; mu guards it
 
 	// writing serializes changes. It is held while records are read, changed, written to disk and published.
 	writing sync.Mutex
@@ -140,7 +140,7 @@ func New(c Config) (*Agent, error) {
 		config: c, log: c.Logger, ledger: l, drivers: map[string]taskdriver.Driver{}, wake: make(chan struct{}, 1),
 		node: Node{ID: content.node, Name: c.Name}, jobs: content.jobs,
 		allocs: map[host.AllocID]*alloc{}, changed: make(chan struct{}), again: make(chan struct{}),
-		forced: make(chan struct{}), paused: map[pausedSlot]bool{},
+		graceOver: make(chan struct{}), paused: map[pausedSlot]bool{},
 		engine: engineMounts{
 			known: content.mounts,
 			busy:  map[host.VolumeID]chan struct{}{}, unused: map[host.VolumeID]time.Time{},
@@ -234,10 +234,10 @@ func (a *Agent) requestRestart(p host.PendingRestart) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	al, known := a.allocs[p.Alloc]
-	if !known || al.restarts[p.Task] == nil {
+	if !known || al.restartRequests[p.Task] == nil {
 		return
 	}
-	pending := al.restarts[p.Task]
+	pending := al.restartRequests[p.Task]
 	select {
 	case <-pending:
 	default:
@@ -275,7 +275,7 @@ func (a *Agent) Retry() {
 	a.again = make(chan struct{})
 }
 
-func (a *Agent) retried() <-chan struct{} {
+func (a *Agent) retryRequested() <-chan struct{} {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.again

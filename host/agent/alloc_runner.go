@@ -21,14 +21,14 @@ var errStop = errors.New("the alloc is being stopped")
 
 // runner takes one alloc from the state of its record to its end.
 type runner struct {
-	a    *Agent
-	s    Storage
-	id   host.AllocID
-	al   *alloc
-	life context.Context // the context of run
-	halt context.CancelCauseFunc
-	// ready records that the volumes are prepared, in the commit that starts the tasks. nil: recorded already
-	ready func(*AllocRecord)
+	a      *Agent
+	s      Storage
+	id     host.AllocID
+	al     *alloc
+	runCtx context.Context // the context of run
+	halt   context.CancelCauseFunc
+	// recordReady records that the volumes are prepared, in the commit that starts the tasks. nil: recorded already
+	recordReady func(*AllocRecord)
 }
 
 func (a *Agent) runner(id host.AllocID, s Storage) *runner {
@@ -42,13 +42,13 @@ func (r *runner) record() *AllocRecord { return r.a.record(r.id) }
 // update changes the alloc's record. It waits while the disk is full, because the runner takes no step before it is
 // recorded.
 func (r *runner) update(change func(*AllocRecord)) error {
-	return r.a.retryWhileFull(r.life, func() error { return r.a.update(r.id, change) })
+	return r.a.retryWhileFull(r.runCtx, func() error { return r.a.update(r.id, change) })
 }
 
 // run returns when the alloc has ended. If ctx ends first, its tasks keep running.
 func (r *runner) run(ctx context.Context) {
 	stop, halt := context.WithCancelCause(ctx)
-	r.life, r.halt = ctx, halt
+	r.runCtx, r.halt = ctx, halt
 	if rec := r.record(); rec.Stop || rec.Failed != "" {
 		halt(errStop)
 	}
@@ -116,7 +116,7 @@ func (r *runner) fail(why string) error {
 // described error. retry returns errors of do and of the ledger.
 func (r *runner) retry(ctx context.Context, do func() error, describe func(error) string) error {
 	for b := newBackoff(); ; {
-		retried := r.a.retried() // before the call, so that a change during it is not missed
+		retried := r.a.retryRequested() // before the call, so that a change during it is not missed
 		err := do()
 		if err == nil || ctx.Err() != nil || permanent(err) {
 			return err
@@ -137,9 +137,9 @@ func permanent(err error) bool {
 	return errors.Is(err, registry.ErrInvalid) || errors.Is(err, registry.ErrUnsupported)
 }
 
-// failed fails the alloc because of a permanent error. It ignores an error after stop has ended, because the alloc ends
-// anyway.
-func (r *runner) failed(stop context.Context, err error, describe func(error) string) error {
+// failIfPermanent fails the alloc because of a permanent error. It ignores an error after stop has ended, because the
+// alloc ends anyway.
+func (r *runner) failIfPermanent(stop context.Context, err error, describe func(error) string) error {
 	switch {
 	case err == nil || stop.Err() != nil:
 		return nil
@@ -153,12 +153,15 @@ func (r *runner) failed(stop context.Context, err error, describe func(error) st
 func (r *runner) makeDirs(stop context.Context) error {
 	err := r.retry(stop, func() error {
 		err := os.MkdirAll(r.a.dirs(r.id).tasks(), 0o700)
-		if err != nil && !taskdriver.OutOfSpace(err) {
-			err = registry.Invalid("%w", err)
+		switch {
+		case taskdriver.OutOfSpace(err):
+			return fmt.Errorf("make the alloc directory: %w; free space there", err)
+		case err != nil:
+			return registry.Invalid("make the alloc directory: %w", err)
 		}
-		return err
-	}, func(err error) string { return fmt.Sprintf("make the alloc directory: %v; free space there", err) })
-	return r.failed(stop, err, func(err error) string { return fmt.Sprintf("make the alloc directory: %v", err) })
+		return nil
+	}, error.Error)
+	return r.failIfPermanent(stop, err, error.Error)
 }
 
 // saveCopy saves the first copy of the record, and waits until that succeeds. No task starts without it, because an
@@ -175,7 +178,7 @@ func (r *runner) saveCopy(stop context.Context) error {
 	if rec := r.record(); err == nil && rec.Reason != "" {
 		return r.update(func(rec *AllocRecord) { rec.Reason, rec.Next = "", time.Time{} })
 	}
-	return r.failed(stop, err, describe)
+	return r.failIfPermanent(stop, err, describe)
 }
 
 // prepareVolumes returns when the volumes are ready or the alloc must end.
@@ -196,13 +199,13 @@ func (r *runner) prepareVolumes(ctx, stop context.Context) error {
 	err = r.retry(stop, func() error { return r.reportWaits(stop, prepare) },
 		func(err error) string { return r.describeError(stop, err, false) })
 	if err == nil {
-		r.ready = func(rec *AllocRecord) {
+		r.recordReady = func(rec *AllocRecord) {
 			rec.Plans, rec.Boot, rec.Reason, rec.Next = plans, boot, "", time.Time{}
 			rec.note("", "volumes ready: %s", strings.Join(rec.Group.Volumes, ", "))
 		}
 		return nil
 	}
-	err = r.failed(stop, err,
+	err = r.failIfPermanent(stop, err,
 		func(err error) string { return "volumes cannot be prepared: " + r.describeError(stop, err, true) })
 	return errors.Join(err, ctx.Err())
 }
@@ -230,7 +233,7 @@ func (r *runner) releaseVolumes(ctx context.Context) error {
 		return nil
 	}
 	if r.record().State != AllocReleasing {
-		if err := r.update((*AllocRecord).release); err != nil {
+		if err := r.update((*AllocRecord).beginRelease); err != nil {
 			return err
 		}
 	}
@@ -247,7 +250,7 @@ func (r *runner) releaseVolumes(ctx context.Context) error {
 // (ReplaceAlloc). If that changes meanwhile, release cancels the call and deletes these volumes after all
 // (ReleaseAlloc).
 func (r *runner) release(ctx context.Context) error {
-	followed := func() bool { rec := r.record(); return r.a.job(rec.Job).restarts(rec) }
+	followed := func() bool { rec := r.record(); return r.a.job(rec.Job).refillsSlot(rec) }
 	if !followed() {
 		return r.s.ReleaseAlloc(ctx, r.id)
 	}
@@ -274,9 +277,9 @@ func (r *runner) runTasks(ctx, stop context.Context) error {
 	if err != nil {
 		return r.fail(err.Error())
 	}
-	var begun map[host.TaskName]bool
+	var recorded map[host.TaskName]bool
 	if stop.Err() == nil {
-		err = r.update(func(rec *AllocRecord) { begun = r.begin(rec, specs) })
+		err = r.update(func(rec *AllocRecord) { recorded = r.recordStart(rec, specs) })
 	}
 	if err != nil {
 		return err
@@ -291,7 +294,7 @@ func (r *runner) runTasks(ctx, stop context.Context) error {
 			ended := make(chan struct{})
 			all.Go(func() {
 				defer close(ended)
-				r.runTask(ctx, stop, s, begun[s.Name])
+				r.runTask(ctx, stop, s, recorded[s.Name])
 			})
 			if !s.sidecar {
 				main = append(main, ended)
@@ -308,30 +311,30 @@ func (r *runner) runTasks(ctx, stop context.Context) error {
 	return errors.Join(ctx.Err(), r.a.failure())
 }
 
-// begin records that the volumes are ready, that the alloc runs, and that some tasks begin their first attempt. These
-// are the tasks that wait for no other task. begin returns them.
-func (r *runner) begin(rec *AllocRecord, specs []taskSpec) map[host.TaskName]bool {
-	if r.ready != nil {
-		r.ready(rec)
+// recordStart records that the volumes are ready, that the alloc runs, and that some tasks begin their first attempt.
+// These are the tasks that wait for no other task. recordStart returns them.
+func (r *runner) recordStart(rec *AllocRecord, specs []taskSpec) map[host.TaskName]bool {
+	if r.recordReady != nil {
+		r.recordReady(rec)
 	}
 	if !rec.Stop {
 		rec.State = AllocRunning
 	}
 	prestart := slices.ContainsFunc(specs, func(s taskSpec) bool { return s.prestart })
-	begun := map[host.TaskName]bool{}
+	recorded := map[host.TaskName]bool{}
 	for _, s := range specs {
 		if t := rec.Tasks[s.Name]; s.prestart == prestart && t.State == TaskPending {
-			begun[s.Name] = true
-			t.begin()
+			recorded[s.Name] = true
+			t.beginAttempt()
 			t.Since = time.Now().UTC()
 		}
 	}
-	return begun
+	return recorded
 }
 
 // runTask runs a task to its end. It halts the alloc if the task is the leader or has failed.
-func (r *runner) runTask(ctx, stop context.Context, s taskSpec, begun bool) {
-	t := &taskRunner{runner: r, spec: s, driver: r.a.drivers[s.Driver], begun: begun}
+func (r *runner) runTask(ctx, stop context.Context, s taskSpec, firstRecorded bool) {
+	t := &taskRunner{runner: r, spec: s, driver: r.a.drivers[s.Driver], firstRecorded: firstRecorded}
 	err := t.run(ctx, stop)
 	if err != nil && ctx.Err() == nil {
 		r.a.log.Error("running the task failed", "alloc", r.id, "task", s.Name, "error", err)

@@ -74,8 +74,8 @@ func (a *Agent) killAt(ctx context.Context, deadline time.Time) {
 // resume runs the jobs again after a drain.
 func (a *Agent) resume() {
 	a.mu.Lock()
-	if !a.draining.Load() && isClosed(a.forced) {
-		a.forced = make(chan struct{})
+	if !a.shuttingDown.Load() && isClosed(a.graceOver) {
+		a.graceOver = make(chan struct{})
 	}
 	a.mu.Unlock()
 	a.drained.Store(false)
@@ -86,15 +86,15 @@ func (a *Agent) resume() {
 func (a *Agent) endGrace() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !isClosed(a.forced) {
-		close(a.forced)
+	if !isClosed(a.graceOver) {
+		close(a.graceOver)
 	}
 }
 
 func (a *Agent) graceEnded() <-chan struct{} {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.forced
+	return a.graceOver
 }
 
 func isClosed(c <-chan struct{}) bool {
@@ -107,4 +107,4 @@ func isClosed(c <-chan struct{}) bool {
 }
 
 // stopsAll reports whether all allocs are being stopped, rank by rank. Until that is over, no alloc may be placed.
-func (a *Agent) stopsAll() bool { return a.draining.Load() || a.drained.Load() }
+func (a *Agent) stopsAll() bool { return a.shuttingDown.Load() || a.drained.Load() }

@@ -225,7 +225,7 @@ func (a *Agent) checkUnheld(ctx context.Context, job *JobRecord, s Lister) error
 
 // acceptsWork returns an error if the agent is shutting down, or its disk has no space for new records.
 func (a *Agent) acceptsWork() error {
-	if a.draining.Load() {
+	if a.shuttingDown.Load() {
 		return registry.Errorf(registry.ErrUnavailable, "this agent is shutting down and stops all jobs")
 	}
 	if a.drained.Load() {
@@ -247,12 +247,12 @@ func (a *Agent) checkUnmounted(ctx context.Context, job *JobRecord, s Lister) er
 		if err := a.checkStopFirst(ctx, &next, s); err != nil {
 			return err
 		}
-		rolling = next.rolling()
+		rolling = next.rollSlots()
 		job.Roll = was.Roll // the roll keeps old allocs as long as they are needed
 	}
 	want := job.wanted()
 	ends := func(r *AllocRecord) bool {
-		return r.Job == job.Job.ID && want[r.slot()] != r.Digest && rolling[r.slot()] == "" && !job.replaces(r)
+		return r.Job == job.Job.ID && want[r.slot()] != r.Digest && rolling[r.slot()] == "" && !job.isReplacedInRoll(r)
 	}
 	var plugins []host.PluginID
 	for _, r := range a.Allocs() {
@@ -349,13 +349,13 @@ func (a *Agent) holders(ctx context.Context, s Lister, w registry.Wait) string {
 // StopAll stops all allocs: users of volumes first, and plugins once the volumes are released. Jobs are kept, and the
 // next agent runs them again. Run must be running. If ctx ends first, the error names the allocs that have not ended.
 func (a *Agent) StopAll(ctx context.Context) error {
-	a.draining.Store(true)
+	a.shuttingDown.Store(true)
 	return a.stopRanks(ctx, lastRank)
 }
 
 // StopUsers is StopAll for allocs without a plugin.
 func (a *Agent) StopUsers(ctx context.Context) error {
-	a.draining.Store(true)
+	a.shuttingDown.Store(true)
 	return a.stopRanks(ctx, 0)
 }
 
@@ -375,7 +375,7 @@ func (a *Agent) stopRanks(ctx context.Context, last int) error {
 // KillAll stops all allocs at once. Tasks get no grace, and KillAll does not wait for volumes. The error names the
 // allocs that still hold volumes.
 func (a *Agent) KillAll(ctx context.Context) error {
-	a.draining.Store(true)
+	a.shuttingDown.Store(true)
 	a.endGrace()
 	for rank := range lastRank + 1 {
 		if err := a.stopRank(ctx, rank); err != nil {

@@ -14,16 +14,17 @@ import (
 
 // alloc is an alloc's record with the channels of its runner. Records are replaced, never changed in place.
 type alloc struct {
-	record   *AllocRecord
-	stop     chan struct{} // closed when the alloc must end
-	restarts map[host.TaskName]chan host.PendingRestart
-	started  bool // it has a runner
+	record          *AllocRecord
+	stop            chan struct{} // closed when the alloc must end
+	restartRequests map[host.TaskName]chan host.PendingRestart
+	started         bool // it has a runner
 }
 
 func newAlloc(r *AllocRecord) *alloc {
-	al := &alloc{record: r, stop: make(chan struct{}), restarts: map[host.TaskName]chan host.PendingRestart{}}
+	al := &alloc{record: r, stop: make(chan struct{}),
+		restartRequests: map[host.TaskName]chan host.PendingRestart{}}
 	for name := range r.Tasks {
-		al.restarts[name] = make(chan host.PendingRestart, 1)
+		al.restartRequests[name] = make(chan host.PendingRestart, 1)
 	}
 	if r.Stop {
 		close(al.stop)

@@ -100,7 +100,8 @@ func (j *JobRecord) wanted() map[slot]string {
 // are stopped once these have ended. unwanted leaves the plugin allocs of a roll to stepRoll.
 func (a *Agent) unwanted(job *JobRecord, allocs []*AllocRecord, want map[slot]string) (ids []host.AllocID) {
 	unwanted := slices.DeleteFunc(slices.Clone(allocs), func(r *AllocRecord) bool {
-		return r.State.Ended() || !r.Stop && (want[r.slot()] == r.Digest || job.begins(r) || job.replaces(r))
+		kept := want[r.slot()] == r.Digest || job.isNewInRoll(r) || job.isReplacedInRoll(r)
+		return r.State.Ended() || kept && !r.Stop
 	})
 	lowest := lastRank
 	for _, r := range unwanted {
@@ -182,14 +183,14 @@ func (a *Agent) placeMissing(job *JobRecord, allocs []*AllocRecord, want map[slo
 // placeRolled creates the new allocs of a roll. Depending on the group, a new alloc starts beside the old one or after
 // its end.
 func (a *Agent) placeRolled(job *JobRecord, allocs []*AllocRecord) {
-	rolling := job.rolling()
+	rolling := job.rollSlots()
 	if len(rolling) == 0 {
 		return
 	}
 	groups := pluginGroups(job.Next)
 	begun, old := map[slot]bool{}, map[slot]bool{}
 	for _, r := range allocs {
-		if job.begins(r) {
+		if job.isNewInRoll(r) {
 			begun[r.slot()] = true
 		} else if !r.State.Ended() && stopsFirst(groups[r.Group.Name]) {
 			old[r.slot()] = true
@@ -242,10 +243,10 @@ func (j *JobRecord) keepsSlot(r *AllocRecord) bool {
 		r.State != AllocStopped && r.Version == j.Version
 }
 
-// restarts reports whether another alloc of the same group will follow an alloc that ends, so that its volumes are
+// refillsSlot reports whether another alloc of the same group will follow an alloc that ends, so that its volumes are
 // kept. That is so if the alloc was stopped, and this or the next version of the job wants the same slot with an
 // unchanged group.
-func (j *JobRecord) restarts(r *AllocRecord) bool {
+func (j *JobRecord) refillsSlot(r *AllocRecord) bool {
 	ended := *r
 	ended.State, _ = r.outcome()
 	for ; j != nil && !j.Stopped && r.Stop; j = j.Next {

@@ -234,13 +234,13 @@ func (r *AllocRecord) allocTask(t hooks.Task, attempt uint64, isolated bool) hos
 	}
 }
 
-// release records that the volumes are being released.
-func (r *AllocRecord) release() {
+// beginRelease records that the volumes are being released.
+func (r *AllocRecord) beginRelease() {
 	r.State, r.Reason, r.Next = AllocReleasing, "releasing volumes", time.Time{}
 }
 
-// begin records that the next attempt is about to run.
-func (r *TaskRecord) begin() {
+// beginAttempt records that the next attempt is about to run.
+func (r *TaskRecord) beginAttempt() {
 	boot, _ := proc.BootID() // empty: after a reboot the attempt counts as one that never ran
 	r.State, r.Attempt, r.Handle, r.Next = TaskStarting, r.Attempt+1, nil, time.Time{}
 	r.Started = host.BootTime{Boot: boot}

@@ -299,7 +299,7 @@ func (a *Agent) restore(all []*lostAlloc) error {
 	newest := slices.MaxFunc(all, bySaved)
 	var records []*AllocRecord
 	for _, l := range all {
-		records = append(records, l.rebuilt())
+		records = append(records, l.recoveredRecord())
 	}
 	jobs := a.lostJobs(all)
 	if a.config.Recover == RecoverStop {
@@ -344,8 +344,8 @@ func (a *Agent) lostJobs(all []*lostAlloc) map[string]*JobRecord {
 	return out
 }
 
-// rebuilt returns the copied record, updated with the handles of later attempts.
-func (l *lostAlloc) rebuilt() *AllocRecord {
+// recoveredRecord returns the copied record, updated with the handles of later attempts.
+func (l *lostAlloc) recoveredRecord() *AllocRecord {
 	r := l.copy.Alloc.clone()
 	for name, t := range r.Tasks {
 		h, found := l.handles[name]

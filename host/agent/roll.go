@@ -26,11 +26,11 @@ type Roll struct {
 	Jobs    []string  `json:"jobs,omitempty"`   // jobs that are rolled together: all take their next version, or none
 }
 
-// rolls reports whether the job has a roll that is in progress, or that failed and still has allocs to stop.
-func (j *JobRecord) rolls() bool { return !j.Stopped && j.Roll != nil && j.Roll.Ended.IsZero() }
+// rollOpen reports whether the job has a roll that is in progress, or that failed and still has allocs to stop.
+func (j *JobRecord) rollOpen() bool { return !j.Stopped && j.Roll != nil && j.Roll.Ended.IsZero() }
 
-// rolling returns the slots whose plugin allocs the next version of the job replaces, with their new digests.
-func (j *JobRecord) rolling() map[slot]string {
+// rollSlots returns the slots whose plugin allocs the next version of the job replaces, with their new digests.
+func (j *JobRecord) rollSlots() map[slot]string {
 	out := map[slot]string{}
 	if j == nil || j.Next == nil {
 		return out
@@ -78,7 +78,7 @@ func (j *JobRecord) wantedNow() map[slot]string {
 		return want
 	}
 	groups := pluginGroups(j.Next)
-	for s := range j.rolling() {
+	for s := range j.rollSlots() {
 		if stopsFirst(groups[s.group]) {
 			delete(want, s)
 		}
@@ -86,16 +86,16 @@ func (j *JobRecord) wantedNow() map[slot]string {
 	return want
 }
 
-// begins reports whether the alloc is a new alloc of the job's roll.
-func (j *JobRecord) begins(r *AllocRecord) bool {
+// isNewInRoll reports whether the alloc is a new alloc of the job's roll.
+func (j *JobRecord) isNewInRoll(r *AllocRecord) bool {
 	return j != nil && j.Next != nil && r.Job == j.Job.ID && r.Version == j.Next.Version &&
-		j.rolling()[r.slot()] == r.Digest
+		j.rollSlots()[r.slot()] == r.Digest
 }
 
-// replaces reports whether a roll replaces this plugin alloc in its slot. The roll keeps it until nothing needs it, and
-// then stops it. Without a roll, an alloc that is not wanted is stopped at once.
-func (j *JobRecord) replaces(r *AllocRecord) bool {
-	if j == nil || !j.rolls() || r.Job != j.Job.ID || r.State.Ended() || j.begins(r) {
+// isReplacedInRoll reports whether a roll replaces this plugin alloc in its slot. The roll keeps it until nothing needs
+// it, and then stops it. Without a roll, an alloc that is not wanted is stopped at once.
+func (j *JobRecord) isReplacedInRoll(r *AllocRecord) bool {
+	if j == nil || !j.rollOpen() || r.Job != j.Job.ID || r.State.Ended() || j.isNewInRoll(r) {
 		return false
 	}
 	digest, wanted := j.wantedNow()[r.slot()]
@@ -106,7 +106,7 @@ func (j *JobRecord) replaces(r *AllocRecord) bool {
 // replaces are not started again, because their end decides the roll.
 func (a *Agent) restartable(r *AllocRecord) bool {
 	job := a.job(r.Job)
-	return !job.begins(r) && !job.replaces(r)
+	return !job.isNewInRoll(r) && !job.isReplacedInRoll(r)
 }
 
 // commitJobs replaces job records. The caller holds a.writing.
@@ -136,7 +136,7 @@ func (a *Agent) followRolls(ctx context.Context, s Storage) {
 		a.mu.Lock()
 		changed, open := a.changed, []*JobRecord(nil)
 		for _, j := range a.jobs {
-			if j.rolls() {
+			if j.rollOpen() {
 				open = append(open, j)
 			}
 		}
@@ -185,7 +185,7 @@ func (a *Agent) stepRoll(ctx context.Context, s Storage, was *JobRecord) error {
 	}
 	a.writing.Lock()
 	defer a.writing.Unlock()
-	if job = a.jobs[id]; job == nil || !job.rolls() || a.stopsAll() {
+	if job = a.jobs[id]; job == nil || !job.rollOpen() || a.stopsAll() {
 		return nil
 	}
 	// Do not stop old allocs in the step of the decision: a call that was sent before the new instances were active may
@@ -216,7 +216,7 @@ func (a *Agent) preferWanted(
 	replaced, wanted := map[slot][]host.PluginID{}, job.wantedNow()
 	for _, r := range a.Allocs() {
 		for _, t := range r.Group.Tasks {
-			if job.replaces(r) && tasks[host.TaskKey{Alloc: r.ID, Task: t.Name}].Active {
+			if job.isReplacedInRoll(r) && tasks[host.TaskKey{Alloc: r.ID, Task: t.Name}].Active {
 				replaced[r.slot()] = append(replaced[r.slot()], t.Plugin)
 			}
 		}
@@ -248,7 +248,7 @@ func (a *Agent) decideRoll(job *JobRecord, tasks map[host.TaskKey]host.PluginTas
 	together, healthy, failed := []*JobRecord{job}, true, ""
 	for _, id := range job.Roll.Jobs {
 		other := a.jobs[id]
-		if id != job.Job.ID && other != nil && other.rolls() && other.Next != nil &&
+		if id != job.Job.ID && other != nil && other.rollOpen() && other.Next != nil &&
 			slices.Equal(other.Roll.Jobs, job.Roll.Jobs) {
 			together = append(together, other)
 		}
@@ -279,12 +279,12 @@ func (a *Agent) decideRoll(job *JobRecord, tasks map[host.TaskKey]host.PluginTas
 func (a *Agent) newAllocsHealthy(job *JobRecord, tasks map[host.TaskKey]host.PluginTask) (healthy bool, failed string) {
 	newest := map[slot]*AllocRecord{}
 	for _, r := range a.Allocs() {
-		if job.begins(r) {
+		if job.isNewInRoll(r) {
 			newest[r.slot()] = r
 		}
 	}
 	healthy = true
-	for s := range job.rolling() {
+	for s := range job.rollSlots() {
 		r := newest[s]
 		switch {
 		case r == nil:
@@ -305,13 +305,13 @@ func (a *Agent) newAllocsHealthy(job *JobRecord, tasks map[host.TaskKey]host.Plu
 func (a *Agent) stopReplaced(job *JobRecord, tasks map[host.TaskKey]host.PluginTask) (open bool, err error) {
 	serves := map[registry.VolumeName]bool{}
 	for _, r := range a.Allocs() {
-		if r.Stop || !job.replaces(r) {
+		if r.Stop || !job.isReplacedInRoll(r) {
 			continue
 		}
 		for _, v := range served(r, tasks) {
 			serves[v.Volume] = true
 		}
-		why := a.needed(job, r, tasks)
+		why := a.whyNeeded(job, r, tasks)
 		if why == "" {
 			if err := a.stopLocked(r.ID); err != nil {
 				return true, err
@@ -390,7 +390,7 @@ func (a *Agent) DescribePaused(job string) string {
 // any more.
 func (a *Agent) isPaused(job string, s slot) bool {
 	for p := range a.paused {
-		if by := a.jobs[p.by]; by == nil || !by.rolls() {
+		if by := a.jobs[p.by]; by == nil || !by.rollOpen() {
 			a.setPaused(p, false)
 		} else if p.job == job && p.slot == s {
 			return true
@@ -402,10 +402,10 @@ func (a *Agent) isPaused(job string, s slot) bool {
 // slowRoll is the duration after which the reason for keeping an old alloc also says how to stop it.
 const slowRoll = 5 * time.Minute
 
-// needed returns why a replaced alloc is still needed, or "" if it is not. In a failed roll, calls do not keep the
+// whyNeeded returns why a replaced alloc is still needed, or "" if it is not. In a failed roll, calls do not keep the
 // active new alloc, because new calls would keep it for ever. When it is stopped, its calls are cut off and sent again.
 // With Roll.Force neither calls nor mounts keep an alloc.
-func (a *Agent) needed(job *JobRecord, r *AllocRecord, tasks map[host.TaskKey]host.PluginTask) (why string) {
+func (a *Agent) whyNeeded(job *JobRecord, r *AllocRecord, tasks map[host.TaskKey]host.PluginTask) (why string) {
 	old := a.isOld(job, r)
 	for _, t := range r.Group.Tasks {
 		use := tasks[host.TaskKey{Alloc: r.ID, Task: t.Name}]

@@ -28,7 +28,7 @@ func (j *JobRecord) RollState() RollState {
 // RollAllocs returns the new allocs of the job's roll, and the replaced allocs that have not ended. If the roll has
 // failed, its new allocs are in both lists.
 func (a *Agent) RollAllocs(j *JobRecord) (begun, kept []*AllocRecord) {
-	rolling := j.rolling()
+	rolling := j.rollSlots()
 	for _, r := range a.Allocs() {
 		if r.Job != j.Job.ID || len(r.Plugins()) == 0 {
 			continue
@@ -36,7 +36,7 @@ func (a *Agent) RollAllocs(j *JobRecord) (begun, kept []*AllocRecord) {
 		if r.Version == j.Roll.Version {
 			begun = append(begun, r)
 		}
-		if j.replaces(r) || rolling[r.slot()] != "" && !r.State.Ended() && !j.begins(r) {
+		if j.isReplacedInRoll(r) || rolling[r.slot()] != "" && !r.State.Ended() && !j.isNewInRoll(r) {
 			kept = append(kept, r)
 		}
 	}

@@ -29,13 +29,13 @@ func (a *Agent) rollOrReplace(was, r *JobRecord) *JobRecord {
 		}
 	}
 	next := a.rollTo(was, r, false)
-	rolling := next.rolling()
+	rolling := next.rollSlots()
 	for _, rec := range a.Allocs() {
 		if rec.Job == was.Job.ID && !rec.State.Ended() && !rec.Stop && rolling[rec.slot()] != "" {
 			return next
 		}
 	}
-	if was.rolls() { // the old allocs of the roll may still be needed
+	if was.rollOpen() { // the old allocs of the roll may still be needed
 		roll := *was.Roll
 		if was.Next != nil {
 			roll.Failed = fmt.Sprintf("version %d was submitted before the new allocs were healthy", r.Version)
@@ -51,7 +51,7 @@ func (a *Agent) rollTo(was, r *JobRecord, drain bool) *JobRecord {
 	next := *was
 	next.Next, next.Roll = r, &Roll{Version: r.Version, Began: r.Submitted, Drain: drain}
 	for {
-		rolling := next.rolling()
+		rolling := next.rollSlots()
 		all := a.Allocs()
 		i := slices.IndexFunc(all, func(rec *AllocRecord) bool {
 			return rec.Job == was.Job.ID && !rec.State.Ended() && rolling[rec.slot()] == rec.Digest
@@ -88,10 +88,10 @@ func (a *Agent) RollPlugin(ctx context.Context, id host.PluginID, s Lister, o Ro
 		return nil, registry.Errorf(registry.ErrNotFound,
 			"no running job has a csi_plugin block with id = %q (see holdfast plugin status)", id)
 	}
-	joins := slices.ContainsFunc(jobs, (*JobRecord).rolls)
+	joins := slices.ContainsFunc(jobs, (*JobRecord).rollOpen)
 	if !o.Force && !joins {
 		for _, j := range jobs {
-			if err := a.checkStopFirst(ctx, a.rolled(j, id), s); err != nil {
+			if err := a.checkStopFirst(ctx, a.withNextRoll(j, id), s); err != nil {
 				return nil, err
 			}
 		}
@@ -121,7 +121,7 @@ func (a *Agent) RollPlugin(ctx context.Context, id host.PluginID, s Lister, o Ro
 // joinRolls returns the jobs of the plugin that are being rolled, with the options added to their rolls.
 func (a *Agent) joinRolls(id host.PluginID, o RollOptions) (changed []*JobRecord, err error) {
 	for _, j := range a.jobsOf(id) {
-		if !j.rolls() {
+		if !j.rollOpen() {
 			continue
 		}
 		if !o.Drain && (!o.Force || j.Next != nil) {
@@ -140,7 +140,7 @@ func (a *Agent) joinRolls(id host.PluginID, o RollOptions) (changed []*JobRecord
 func (a *Agent) beginRolls(id host.PluginID, o RollOptions) (begun []*JobRecord) {
 	var together []string
 	for _, j := range a.jobsOf(id) {
-		begun = append(begun, a.rollTo(j, a.rolled(j, id).Next, o.Drain))
+		begun = append(begun, a.rollTo(j, a.withNextRoll(j, id).Next, o.Drain))
 		together = append(together, j.Job.ID)
 	}
 	if len(begun) > 1 {
@@ -163,9 +163,9 @@ func (a *Agent) jobsOf(id host.PluginID) (jobs []*JobRecord) {
 	return jobs
 }
 
-// rolled returns the job with a next version that differs only in the digests of the plugin's groups, so that they get
-// new allocs.
-func (a *Agent) rolled(j *JobRecord, id host.PluginID) *JobRecord {
+// withNextRoll returns the job with a next version that differs only in the digests of the plugin's groups, so that
+// they get new allocs.
+func (a *Agent) withNextRoll(j *JobRecord, id host.PluginID) *JobRecord {
 	next := *j
 	next.Next, next.Roll = nil, nil
 	next.Version, next.Submitted = a.lastVersion(j, j.Job.ID)+1, time.Now().UTC()
@@ -182,7 +182,7 @@ func (a *Agent) rolled(j *JobRecord, id host.PluginID) *JobRecord {
 // checkStopFirst returns an error if the roll to the job's next version would stop a plugin process that serves mounts
 // before its replacement runs.
 func (a *Agent) checkStopFirst(ctx context.Context, job *JobRecord, s Lister) error {
-	rolling, groups := job.rolling(), pluginGroups(job.Next)
+	rolling, groups := job.rollSlots(), pluginGroups(job.Next)
 	for _, r := range a.Allocs() {
 		if r.Job != job.Job.ID || r.State.Ended() || rolling[r.slot()] == "" || !stopsFirst(groups[r.Group.Name]) {
 			continue

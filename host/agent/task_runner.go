@@ -19,10 +19,10 @@ import (
 // taskRunner runs the attempts of one task of an alloc.
 type taskRunner struct {
 	*runner
-	spec     taskSpec
-	driver   taskdriver.Driver
-	begun    bool // runTasks has recorded the first attempt
-	restarts bool // an operator has requested the next attempt, so the restart policy does not count
+	spec            taskSpec
+	driver          taskdriver.Driver
+	firstRecorded   bool // runTasks has recorded the first attempt
+	operatorRestart bool // an operator has requested the next attempt, so the restart policy does not count it
 }
 
 func (t *taskRunner) state() TaskRecord { return *t.record().Tasks[t.spec.Name] }
@@ -54,7 +54,7 @@ func (t *taskRunner) setChange(note string, change func(*TaskRecord)) func(*Allo
 			r.note(t.spec.Name, "%s", note)
 		}
 		if r.allDead() && r.UsesVolumes() && r.State != AllocReleasing {
-			r.release()
+			r.beginRelease()
 		}
 	}
 }
@@ -75,7 +75,7 @@ func (t *taskRunner) setDead(note string, change func(*TaskRecord)) error {
 // run returns nil when the task will not be started again. Errors come from ctx or the ledger.
 func (t *taskRunner) run(ctx, stop context.Context) error {
 	var running *taskdriver.Handle
-	if !t.begun {
+	if !t.firstRecorded {
 		var err error
 		if running, err = t.resume(ctx, stop); err != nil {
 			return err
@@ -140,7 +140,7 @@ func (t *taskRunner) exitByReboot(ctx, stop context.Context) error {
 	if began := t.state().Started.Boot; err != nil || began == "" || began == boot {
 		return nil
 	}
-	return t.exited(ctx, stop, taskdriver.Exit{Code: -1, At: time.Now().UTC(), Err: lost}, "")
+	return t.handleExit(ctx, stop, taskdriver.Exit{Code: -1, At: time.Now().UTC(), Err: lost}, "")
 }
 
 // awaitNext waits until the next attempt is due. If the clock was set back, it still waits no longer than the policy
@@ -163,12 +163,12 @@ func (t *taskRunner) giveUp(ctx context.Context) error {
 // start starts an attempt. If it returns neither a handle nor an error, the start has failed, and the record has the
 // next step.
 func (t *taskRunner) start(ctx, stop context.Context) (*taskdriver.Handle, error) {
-	if !t.begun {
-		if err := t.set("", (*TaskRecord).begin); err != nil {
+	if !t.firstRecorded {
+		if err := t.set("", (*TaskRecord).beginAttempt); err != nil {
 			return nil, err
 		}
 	}
-	t.begun = false
+	t.firstRecorded = false
 	attempt := t.state().Attempt
 	plan, err := t.plan(stop, attempt)
 	if err == nil {
@@ -198,7 +198,7 @@ func (t *taskRunner) start(ctx, stop context.Context) (*taskdriver.Handle, error
 	case errors.Is(err, registry.ErrUnavailable):
 		return nil, t.retryStart(ctx, attempt, exit, why, why)
 	}
-	return nil, t.ended(ctx, exit, permanent(err) || errors.Is(err, registry.ErrNotFound), why)
+	return nil, t.applyRestartPolicy(ctx, exit, permanent(err) || errors.Is(err, registry.ErrNotFound), why)
 }
 
 // prepare makes the driver's preparations for a start. It shows their progress as the task's reason, and puts the first
@@ -247,7 +247,7 @@ func (t *taskRunner) plan(stop context.Context, attempt uint64) (hooks.Plan, err
 		return plan, nil
 	}
 	for b := newBackoff(); ; {
-		retried := t.a.retried()
+		retried := t.a.retryRequested()
 		more, err := t.s.TaskStarting(stop, rec.allocTask(t.spec.Task, attempt, t.driver.Isolated()))
 		if err == nil {
 			return plan.And(more), nil
@@ -350,28 +350,28 @@ func (t *taskRunner) watch(ctx, stop context.Context, h taskdriver.Handle) error
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			return t.exited(ctx, stop, exit, "")
+			return t.handleExit(ctx, stop, exit, "")
 		case <-stop.Done():
-			return t.end(ctx, stop, h, ended, "")
-		case p := <-t.al.restarts[t.spec.Name]:
+			return t.stopAndHandleExit(ctx, stop, h, ended, "")
+		case p := <-t.al.restartRequests[t.spec.Name]:
 			if p.Attempt != t.state().Attempt {
 				continue
 			}
 			if p.Cause == causeOperator {
-				t.restarts = true
-				return t.end(ctx, stop, h, ended, "restarted by an operator")
+				t.operatorRestart = true
+				return t.stopAndHandleExit(ctx, stop, h, ended, "restarted by an operator")
 			}
 			why := "the shim requested a restart: " + string(p.Cause)
 			if p.Detail != "" {
 				why += " (" + p.Detail + ")"
 			}
-			return t.end(ctx, stop, h, ended, why)
+			return t.stopAndHandleExit(ctx, stop, h, ended, why)
 		}
 	}
 }
 
-// end stops a running attempt and handles its exit.
-func (t *taskRunner) end(
+// stopAndHandleExit stops a running attempt and handles its exit.
+func (t *taskRunner) stopAndHandleExit(
 	ctx, stop context.Context, h taskdriver.Handle, ended <-chan taskdriver.Exit, why string,
 ) error {
 	if ctx.Err() != nil {
@@ -384,7 +384,7 @@ func (t *taskRunner) end(
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	return t.exited(ctx, stop, exit, why)
+	return t.handleExit(ctx, stop, exit, why)
 }
 
 const noteStopping = "stopping"
@@ -446,9 +446,9 @@ func (t *taskRunner) stopGracefully(ctx context.Context, h taskdriver.Handle) er
 	return t.driver.Stop(ctx, h, t.spec.grace)
 }
 
-// exited handles the exit of an attempt that ran. If the shim requested a restart, requested is the reason, and the
+// handleExit handles the exit of an attempt that ran. If the shim requested a restart, requested is the reason, and the
 // exit counts as a failure whatever its code is.
-func (t *taskRunner) exited(ctx, stop context.Context, exit taskdriver.Exit, requested string) error {
+func (t *taskRunner) handleExit(ctx, stop context.Context, exit taskdriver.Exit, requested string) error {
 	if stop.Err() != nil && requested == "" {
 		t.reportExit(ctx, t.state().Attempt, &exit, true)
 		set := t.set
@@ -458,14 +458,14 @@ func (t *taskRunner) exited(ctx, stop context.Context, exit taskdriver.Exit, req
 		return set("exited: "+describeExit(exit),
 			func(r *TaskRecord) { r.State, r.Exit, r.Reason = TaskDead, &exit, "stopped" })
 	}
-	return t.ended(ctx, exit, false, cmp.Or(requested, describeExit(exit)))
+	return t.applyRestartPolicy(ctx, exit, false, cmp.Or(requested, describeExit(exit)))
 }
 
-// ended applies the restart policy after an attempt. It never retries a permanent failure.
-func (t *taskRunner) ended(ctx context.Context, exit taskdriver.Exit, permanent bool, why string) error {
+// applyRestartPolicy decides what follows an attempt. It never retries a permanent failure.
+func (t *taskRunner) applyRestartPolicy(ctx context.Context, exit taskdriver.Exit, permanent bool, why string) error {
 	rec, now := t.state(), time.Now()
-	if t.restarts {
-		t.restarts = false
+	if t.operatorRestart {
+		t.operatorRestart = false
 		t.reportExit(ctx, rec.Attempt, &exit, false)
 		return t.set(why, func(r *TaskRecord) {
 			r.State, r.Exit, r.Next, r.Reason, r.Restarts.Total = TaskWaiting, &exit, now, why, r.Restarts.Total+1
