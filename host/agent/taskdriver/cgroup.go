@@ -56,7 +56,7 @@ func newCgroup(id string, r Resources, confined bool) *cgroup {
 			continue
 		}
 		if controller == "" {
-			parent, _ = delegated(parent)
+			parent, _ = delegatedParent(parent)
 		}
 		made := filepath.Join(parent, "holdfast-"+id)
 		if err := os.Mkdir(made, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {

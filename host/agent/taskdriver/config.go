@@ -129,7 +129,7 @@ func (r runner) Configure(t *Task, config json.RawMessage) (warnings []string, e
 	if c.Command == "" {
 		return nil, registry.Invalid("no command; driver %s needs config { command = ... }", r.name)
 	}
-	t.Command, t.WorkDir, t.Args = c.Command, c.WorkDir, texts(c.Args)
+	t.Command, t.WorkDir, t.Args = c.Command, c.WorkDir, toStrings(c.Args)
 	warnings = unknownKeys[execConfig](r.name, config)
 	if err := t.checkFiles(false); err != nil {
 		return warnings, err
@@ -140,7 +140,7 @@ func (r runner) Configure(t *Task, config json.RawMessage) (warnings []string, e
 	return warnings, nil
 }
 
-func texts(list []Scalar) (out []string) {
+func toStrings(list []Scalar) (out []string) {
 	for _, v := range list {
 		out = append(out, string(v))
 	}

@@ -83,7 +83,7 @@ func (d Container) Start(ctx context.Context, t Task) (_ Handle, err error) {
 		err = writeRecord(t.Dir, handleFile, h)
 	}
 	if err != nil {
-		return Handle{}, d.startFailed(ctx, h, err)
+		return Handle{}, d.undoStart(ctx, h, err)
 	}
 	return h, nil
 }
@@ -113,7 +113,7 @@ func (t Task) makeContainerDirs() error {
 		err = errors.Join(err, os.MkdirAll(path, 0o700), os.Chmod(path, os.FileMode(dir.Mode)))
 	}
 	for _, f := range t.Files {
-		if dir, _ := f.cut(); !f.Own() {
+		if dir, _ := f.split(); !f.Own() {
 			path := filepath.Join(t.Dir, dir)
 			err = errors.Join(err, makeDir(path), os.Chmod(path, 0o755))
 		}
@@ -223,7 +223,7 @@ func (t Task) checkLinks(h *container.HostConfig) error {
 		if !own || !below {
 			continue
 		}
-		err := follow(filepath.Join(t.Dir, dir), rest)
+		err := statInside(filepath.Join(t.Dir, dir), rest)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return registry.Invalid("source of a mount: %s: %w; remove the link", source, err)
 		}
@@ -231,8 +231,8 @@ func (t Task) checkLinks(h *container.HostConfig) error {
 	return nil
 }
 
-// follow returns an error if path, relative to dir, does not exist or leads out of dir.
-func follow(dir, path string) error {
+// statInside returns an error if path, relative to dir, does not exist or leads out of dir.
+func statInside(dir, path string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return err
@@ -303,8 +303,8 @@ func (d Container) Adopt(ctx context.Context, h Handle) (bool, error) {
 
 func containerRuns(s container.State) bool { return s.Running || s.Paused || s.Restarting }
 
-// runs reports whether the container has run without a restart since the start that the handle records.
-func (h Handle) runs(s container.State) bool {
+// stillRuns reports whether the container has run without a restart since the start that the handle records.
+func (h Handle) stillRuns(s container.State) bool {
 	return containerRuns(s) && (h.Created == "" || s.StartedAt == h.Created)
 }
 
@@ -332,10 +332,10 @@ func (d Container) wait(ctx context.Context, h Handle) (Exit, error) {
 		return Exit{}, err
 	}
 	if found {
-		return exit, d.discard(ctx, h)
+		return exit, d.removeEnded(ctx, h)
 	}
 	s, found, err := d.state(ctx, h)
-	if restarted := found && containerRuns(s) && !h.runs(s); err == nil && !restarted {
+	if restarted := found && containerRuns(s) && !h.stillRuns(s); err == nil && !restarted {
 		// Wait even if the container has ended, because Podman may not know the exit code before.
 		if err = d.awaitExit(ctx, h); err == nil {
 			s, found, err = d.state(ctx, h)
@@ -346,7 +346,7 @@ func (d Container) wait(ctx context.Context, h Handle) (Exit, error) {
 		return Exit{}, err
 	case !found:
 		exit = Exit{Code: -1, At: time.Now().UTC(), Err: "exit status unknown: the container was removed"}
-	case h.runs(s):
+	case h.stillRuns(s):
 		// Podman gives this answer after an error of its own.
 		return Exit{}, fmt.Errorf("the engine did not wait for the end of container %s", h.Container)
 	case containerRuns(s) || h.Created != "" && s.StartedAt != h.Created:
@@ -364,7 +364,7 @@ func (d Container) wait(ctx context.Context, h Handle) (Exit, error) {
 	if err := recordLostExit(h, exit); err != nil {
 		return Exit{}, err
 	}
-	return exit, d.discard(ctx, h)
+	return exit, d.removeEnded(ctx, h)
 }
 
 // awaitExit waits until the container does not run. It also returns if the container is gone.
@@ -382,9 +382,10 @@ func (d Container) awaitExit(ctx context.Context, h Handle) error {
 	return nil
 }
 
-// discard removes a container that has ended. If the engine refuses that, discard writes the reason to the task's
-// output, and the next attempt removes the container. That does no harm, because the ended task uses nothing any more.
-func (d Container) discard(ctx context.Context, h Handle) error {
+// removeEnded removes a container that has ended. If the engine refuses that, removeEnded writes the reason to the
+// task's output, and the next attempt removes the container. That does no harm, because the ended task uses nothing any
+// more.
+func (d Container) removeEnded(ctx context.Context, h Handle) error {
 	removing, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()
 	_, err := backoff.Retry(removing, func() (struct{}, error) { return struct{}{}, d.remove(removing, h) },
@@ -401,7 +402,7 @@ func (d Container) discard(ctx context.Context, h Handle) error {
 	return nil
 }
 
-// removeTries is how often discard tries to remove a container, within a few seconds.
+// removeTries is how often removeEnded tries to remove a container, within a few seconds.
 const removeTries = 4
 
 // exitOf converts the state of an ended container.

@@ -128,7 +128,7 @@ func (c *commandLine) UnmarshalJSON(b []byte) error {
 		}
 		words = []Scalar{word}
 	}
-	*c = texts(words)
+	*c = toStrings(words)
 	return nil
 }
 
@@ -281,7 +281,7 @@ func (t Task) containerOf() (*container.Config, *container.HostConfig) {
 	config := &container.Config{
 		Image: c.Image, User: t.User, WorkingDir: c.WorkDir, Tty: c.Tty, Hostname: c.Hostname,
 		Env: t.environ("/local", "/alloc", "/secrets"), Entrypoint: c.Entrypoint, OpenStdin: c.Interactive,
-		Cmd:    append([]string(c.Command), texts(c.Args)...),
+		Cmd:    append([]string(c.Command), toStrings(c.Args)...),
 		Labels: map[string]string{"holdfast.task": t.ID, "holdfast.dir": t.Dir},
 	}
 	for name, v := range c.Labels {
@@ -331,7 +331,7 @@ func (t Task) containerOf() (*container.Config, *container.HostConfig) {
 		h.Tmpfs[path] = mode
 	}
 	t.mountInto(h)
-	t.limit(h)
+	t.setLimits(h)
 	return config, h
 }
 
@@ -425,8 +425,8 @@ var enginePropagations = map[hooks.Propagation]mount.Propagation{
 	hooks.Bidirectional: mount.PropagationRShared,
 }
 
-// limit sets the limits of the resources block and of the config.
-func (t Task) limit(h *container.HostConfig) {
+// setLimits sets the limits of the resources block and of the config.
+func (t Task) setLimits(h *container.HostConfig) {
 	h.CPUShares, h.NanoCPUs = t.Resources.CPU, t.Resources.Cores*1e9
 	h.Memory = t.Resources.Memory << 20
 	if most := cmp.Or(t.container.MemoryHardLimit, t.Resources.MemoryMax); most > 0 {

@@ -10,9 +10,9 @@ import (
 	"path/filepath"
 )
 
-// startFailed removes what a failed start has left, and returns the error of the start. If the engine answers and is
+// undoStart removes what a failed start has left, and returns the error of the start. If the engine answers and is
 // only too slow, the error is not ErrUnavailable, so that the restart policy counts the failure.
-func (d Container) startFailed(ctx context.Context, h Handle, err error) error {
+func (d Container) undoStart(ctx context.Context, h Handle, err error) error {
 	ctx = context.WithoutCancel(ctx)
 	if errors.Is(err, errSilent) && d.ping(ctx) == nil {
 		err = fmt.Errorf("the engine at %s answers, but has not started the container within %v; see its log", d.host,

@@ -439,14 +439,14 @@ func TestTaskEndsBesideAContainerThatStays(t *testing.T) {
 // counts the failure.
 func TestSlowEngineIsNoSilentEngine(t *testing.T) {
 	d := (&brokenEngine{}).driver(t)
-	err := d.startFailed(t.Context(), Handle{ID: "t", Dir: t.TempDir(), Container: "c"}, errSilent)
+	err := d.undoStart(t.Context(), Handle{ID: "t", Dir: t.TempDir(), Container: "c"}, errSilent)
 	if errors.Is(err, registry.ErrUnavailable) ||
 		!strings.Contains(err.Error(), "has not started the container within") {
 		t.Error(err)
 	}
 	d, err = NewContainer("docker", "unix:///no/socket")
 	must(t, err)
-	err = d.startFailed(t.Context(), Handle{ID: "t", Dir: t.TempDir(), Container: "c"}, errSilent)
+	err = d.undoStart(t.Context(), Handle{ID: "t", Dir: t.TempDir(), Container: "c"}, errSilent)
 	if !errors.Is(err, registry.ErrUnavailable) {
 		t.Error(err)
 	}

@@ -123,7 +123,7 @@ func newDevicePolicy(plan hooks.Plan) (devicePolicy, error) {
 	if err != nil {
 		return devicePolicy{}, err
 	}
-	p := devicePolicy{rules: merge(slices.Concat(devices, rules))}
+	p := devicePolicy{rules: mergeRules(slices.Concat(devices, rules))}
 	p.defaults = slices.DeleteFunc(slices.Clone(defaultRules), func(d deviceRule) bool {
 		return slices.ContainsFunc(devices, func(r deviceRule) bool { return r.numbers == d.numbers })
 	})
@@ -179,8 +179,8 @@ func planRules(list []hooks.DeviceRule) ([]deviceRule, error) {
 	return rules, nil
 }
 
-// merge joins rules for the same numbers.
-func merge(rules []deviceRule) (out []deviceRule) {
+// mergeRules joins rules for the same numbers.
+func mergeRules(rules []deviceRule) (out []deviceRule) {
 	for _, r := range rules {
 		if i := slices.IndexFunc(out, func(o deviceRule) bool { return o.numbers == r.numbers }); i >= 0 {
 			out[i].access |= r.access

@@ -140,7 +140,7 @@ func (r execRequest) start(task process) (child *os.Process, err error) {
 		if err := c.files.enter(); err != nil {
 			return err
 		}
-		if err := enter(leader); err != nil {
+		if err := enterFileSystem(leader); err != nil {
 			return fmt.Errorf("enter the file system of the task: %w", err)
 		}
 		if err := unix.PidfdSendSignal(int(pidfd.Fd()), 0, nil, 0); err != nil {
@@ -158,8 +158,8 @@ func (r execRequest) start(task process) (child *os.Process, err error) {
 	return child, nil
 }
 
-// enter moves the calling thread to the mount namespace, root and working directory of a process.
-func enter(process string) error {
+// enterFileSystem moves the calling thread to the mount namespace, root and working directory of a process.
+func enterFileSystem(process string) error {
 	space, err := os.Open(process + "ns/mnt")
 	if err != nil {
 		return err

@@ -21,15 +21,15 @@ type File struct {
 	Data []byte      `json:"data"`
 }
 
-// cut splits the path at its first directory.
-func (f File) cut() (dir, name string) {
+// split splits the path at its first directory.
+func (f File) split() (dir, name string) {
 	dir, name, _ = strings.Cut(filepath.Clean(f.Path), "/")
 	return dir, name
 }
 
 // Own reports whether the file is in a directory that each task sees: local/ or secrets/.
 func (f File) Own() bool {
-	dir, name := f.cut()
+	dir, name := f.split()
 	return name != "" && (dir == "local" || dir == "secrets")
 }
 
@@ -39,7 +39,7 @@ var reserved = []string{"alloc", "dirs", "logs", "root", "parent.log", handleFil
 // checkFiles refuses paths that a task cannot see. A container may see all directories but the reserved ones.
 func (t Task) checkFiles(container bool) error {
 	for _, f := range t.Files {
-		dir, name := f.cut()
+		dir, name := f.split()
 		if f.Own() || container && name != "" && filepath.IsLocal(f.Path) && !slices.Contains(reserved, dir) {
 			continue
 		}
@@ -54,16 +54,16 @@ func (t Task) checkFiles(container bool) error {
 func (t Task) writeFiles(in func(dir string) string, uid, gid int) error {
 	for _, f := range t.Files {
 		if err := f.writeIn(in, uid, gid); err != nil {
-			return fmt.Errorf("template %s: %w", f.Path, fileKind(err))
+			return fmt.Errorf("template %s: %w", f.Path, classifyFileError(err))
 		}
 	}
 	return nil
 }
 
-// fileKind returns an ErrInvalid for an error that would recur at the next attempt. The cause is a link that leads out
-// of the directory, which os.Root refuses without an error number, or an obstacle that an earlier attempt has made. A
-// full disk is ErrExhausted. Other errors stay unchanged.
-func fileKind(err error) error {
+// classifyFileError returns an ErrInvalid for an error that would recur at the next attempt. The cause is a link that
+// leads out of the directory, which os.Root refuses without an error number, or an obstacle that an earlier attempt has
+// made. A full disk is ErrExhausted. Other errors stay unchanged.
+func classifyFileError(err error) error {
 	number, has := errors.AsType[unix.Errno](err)
 	lasting := []unix.Errno{unix.ENOTDIR, unix.EISDIR, unix.ENOTEMPTY, unix.ELOOP, unix.ENAMETOOLONG}
 	if !has || slices.Contains(lasting, number) {
@@ -73,7 +73,7 @@ func fileKind(err error) error {
 }
 
 func (f File) writeIn(in func(dir string) string, uid, gid int) error {
-	dir, name := f.cut()
+	dir, name := f.split()
 	root, err := os.OpenRoot(in(dir))
 	if err != nil {
 		return err

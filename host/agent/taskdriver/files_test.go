@@ -48,7 +48,7 @@ func TestErrorsOfFilesHaveTheirKind(t *testing.T) {
 	for number, want := range map[unix.Errno]error{
 		unix.ENOTEMPTY: registry.ErrInvalid, unix.ENOSPC: registry.ErrExhausted, unix.EIO: nil,
 	} {
-		err := fileKind(errors.Join(&fs.PathError{Op: "write", Path: "f", Err: number}, nil))
+		err := classifyFileError(errors.Join(&fs.PathError{Op: "write", Path: "f", Err: number}, nil))
 		for _, kind := range registry.Kinds {
 			if errors.Is(err, kind) != (kind == want) {
 				t.Errorf("%v is a %v", err, kind)

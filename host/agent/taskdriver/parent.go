@@ -172,7 +172,7 @@ func (p *parent) prepare() error {
 	if err := p.confine(); err != nil {
 		return err
 	}
-	p.cgroup.limit(t.Resources)
+	p.cgroup.applyLimits(t.Resources)
 	p.handle = Handle{
 		ID: t.ID, Driver: p.request.Driver, Dir: t.Dir, PID: self.PID, StartTime: self.Start, Boot: boot,
 		Cgroups: p.cgroup.dirs(), Warnings: p.cgroup.warnings,
@@ -286,7 +286,7 @@ func (p *parent) run() error {
 	if limit, _ := p.request.Task.Resources.hardMemory(); limit > 0 && exit.Code != 0 && p.cgroup.memoryKills() > 0 {
 		exit.Err = memoryExit
 	}
-	p.drain()
+	p.drainOutput()
 	err := removeCgroups(p.cgroup.dirs())
 	return errors.Join(err, write(p.handle.Dir, exitFile, exitRecord{p.handle.ID, p.handle.Driver, exit}))
 }
@@ -370,9 +370,9 @@ func reap(options int) (int, syscall.WaitStatus, error) {
 	}
 }
 
-// drain copies the rest of the pipes to the logs. It does not wait for processes outside the task that still have the
-// pipes open.
-func (p *parent) drain() {
+// drainOutput copies the rest of the pipes to the logs. It does not wait for processes outside the task that still have
+// the pipes open.
+func (p *parent) drainOutput() {
 	for _, r := range p.pipes {
 		_ = r.SetReadDeadline(time.Now().Add(time.Second))
 	}

@@ -99,18 +99,18 @@ func cpuV2(r Resources) (out []setting) {
 	return out
 }
 
-// limit applies the limits to the cgroup. It adds a warning for each limit that this machine does not enforce.
-func (g *cgroup) limit(r Resources) {
+// applyLimits applies the limits to the cgroup. It adds a warning for each limit that this machine does not enforce.
+func (g *cgroup) applyLimits(r Resources) {
 	for _, c := range controllers {
 		if len(c.v1(r)) == 0 {
 			continue
 		}
 		dir, err := g.limited[c.name], error(nil)
 		if dir != "" {
-			err = apply(dir, c.v1(r))
+			err = writeSettings(dir, c.v1(r))
 		} else if g.unified != "" {
-			if err = enable(filepath.Dir(g.unified), c.name); err == nil {
-				err = apply(g.unified, c.v2(r))
+			if err = enableController(filepath.Dir(g.unified), c.name); err == nil {
+				err = writeSettings(g.unified, c.v2(r))
 			}
 		} else {
 			err = errors.New("no cgroup for it")
@@ -122,7 +122,7 @@ func (g *cgroup) limit(r Resources) {
 	}
 }
 
-func apply(dir string, settings []setting) error {
+func writeSettings(dir string, settings []setting) error {
 	for _, s := range settings {
 		err := writeExisting(filepath.Join(dir, s.file), s.value)
 		if err != nil && !(s.optional && errors.Is(err, fs.ErrNotExist)) {
@@ -132,8 +132,8 @@ func apply(dir string, settings []setting) error {
 	return nil
 }
 
-// enable makes a controller available to the cgroups below dir, a cgroup of version 2.
-func enable(dir, controller string) error {
+// enableController makes a controller available to the cgroups below dir, a cgroup of version 2.
+func enableController(dir, controller string) error {
 	for _, file := range []string{"cgroup.subtree_control", "cgroup.controllers"} {
 		list, err := os.ReadFile(filepath.Join(dir, file))
 		if err != nil {
@@ -157,9 +157,9 @@ func enable(dir, controller string) error {
 	return err
 }
 
-// delegated returns the parent of a cgroup if systemd has also delegated that, as with DelegateSubgroup=. The parent
-// has no processes of its own, so the cgroups in it can have limits.
-func delegated(dir string) (string, bool) {
+// delegatedParent returns the parent of a cgroup if systemd has also delegated that, as with DelegateSubgroup=. The
+// parent has no processes of its own, so the cgroups in it can have limits.
+func delegatedParent(dir string) (string, bool) {
 	parent := filepath.Dir(dir)
 	for _, name := range []string{"trusted.delegate", "user.delegate"} {
 		var value [1]byte
@@ -197,7 +197,7 @@ func tryLimits(r Resources) []string {
 	}
 	g := newCgroup(fmt.Sprintf("check-%x", rand.Uint64()), r, false)
 	g.warnings = nil
-	g.limit(r)
+	g.applyLimits(r)
 	if err := removeCgroups(g.dirs()); err != nil {
 		return []string{err.Error()}
 	}

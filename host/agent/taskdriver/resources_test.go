@@ -65,7 +65,7 @@ func TestLimitsOfVersion2(t *testing.T) {
 				must(t, os.WriteFile(filepath.Join(parent, file), []byte(content), 0o600))
 			}
 			g := &cgroup{unified: task}
-			g.limit(Resources{CPU: 500, Memory: 1})
+			g.applyLimits(Resources{CPU: 500, Memory: 1})
 			if c.warning != "" {
 				if len(g.warnings) != 2 || !strings.Contains(strings.Join(g.warnings, "\n"), c.warning) {
 					t.Errorf("warnings: %q", g.warnings)
@@ -83,13 +83,13 @@ func TestLimitsOfVersion2(t *testing.T) {
 func TestLimitsBelongBesideADelegatedSubgroup(t *testing.T) {
 	unit := t.TempDir()
 	own := filepath.Join(unit, "agent")
-	if at, is := delegated(own); is || at != own {
+	if at, is := delegatedParent(own); is || at != own {
 		t.Errorf("without the attribute: %s, %t", at, is)
 	}
 	if err := unix.Setxattr(unit, "user.delegate", []byte("1"), 0); err != nil {
 		t.Skipf("no extended attributes in %s: %v", unit, err)
 	}
-	if at, is := delegated(own); !is || at != unit {
+	if at, is := delegatedParent(own); !is || at != unit {
 		t.Errorf("with the attribute: %s, %t", at, is)
 	}
 }
