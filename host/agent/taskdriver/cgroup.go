@@ -46,7 +46,7 @@ func newCgroup(id string, r Resources, confined bool) *cgroup {
 		wanted = append(wanted, "devices")
 	}
 	for _, c := range controllers {
-		if len(c.v1(r)) > 0 {
+		if v1, _ := c.settings(r); len(v1) > 0 {
 			wanted = append(wanted, c.name)
 		}
 	}

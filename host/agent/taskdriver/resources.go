@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -26,14 +27,11 @@ const cpuPeriod = 100_000
 
 // controller limits one resource in either version of cgroups.
 type controller struct {
-	name   string
-	v1, v2 func(Resources) []setting // empty: the task has no such limit
+	name     string
+	settings func(Resources) (v1, v2 []setting) // empty: the task has no such limit
 }
 
-var controllers = []controller{
-	{"memory", memoryV1, memoryV2},
-	{"cpu", cpuV1, cpuV2},
-}
+var controllers = []controller{{"memory", memorySettings}, {"cpu", cpuSettings}}
 
 // hardMemory returns the memory limit in bytes, and the reserved part of it. 0 means none.
 func (r Resources) hardMemory() (limit, reserved int64) {
@@ -43,28 +41,20 @@ func (r Resources) hardMemory() (limit, reserved int64) {
 	return r.Memory << 20, 0
 }
 
-func memoryV1(r Resources) (out []setting) {
+func memorySettings(r Resources) (v1, v2 []setting) {
 	limit, reserved := r.hardMemory()
 	if limit == 0 {
-		return nil
+		return nil, nil
 	}
 	if reserved > 0 {
-		out = append(out, setting{"memory.soft_limit_in_bytes", fmt.Sprint(reserved), false})
+		v1 = append(v1, setting{"memory.soft_limit_in_bytes", fmt.Sprint(reserved), false})
+		v2 = append(v2, setting{"memory.low", fmt.Sprint(reserved), false})
 	}
-	return append(out, setting{"memory.limit_in_bytes", fmt.Sprint(limit), false},
+	v1 = append(v1, setting{"memory.limit_in_bytes", fmt.Sprint(limit), false},
 		setting{"memory.memsw.limit_in_bytes", fmt.Sprint(limit), true})
-}
-
-func memoryV2(r Resources) (out []setting) {
-	limit, reserved := r.hardMemory()
-	if limit == 0 {
-		return nil
-	}
-	if reserved > 0 {
-		out = append(out, setting{"memory.low", fmt.Sprint(reserved), false})
-	}
-	return append(out, setting{"memory.max", fmt.Sprint(limit), false}, setting{"memory.swap.max", "0", true},
+	v2 = append(v2, setting{"memory.max", fmt.Sprint(limit), false}, setting{"memory.swap.max", "0", true},
 		setting{"memory.oom.group", "1", true})
+	return v1, v2
 }
 
 // The range of shares in version 1, and of weights in version 2.
@@ -76,44 +66,35 @@ const (
 // shares returns the share of the processor: 1 for each MHz, and 1024 for each core.
 func (r Resources) shares() int64 { return min(max(r.CPU+1024*r.Cores, minShares), maxShares) }
 
-func cpuV1(r Resources) (out []setting) {
-	if r.CPU+r.Cores > 0 {
-		out = append(out, setting{"cpu.shares", fmt.Sprint(r.shares()), false})
+func cpuSettings(r Resources) (v1, v2 []setting) {
+	if r.CPU+r.Cores == 0 {
+		return nil, nil
 	}
+	weight := 1 + (r.shares()-minShares)*(maxWeight-1)/(maxShares-minShares) // as systemd and the OCI runtimes convert
+	v1 = append(v1, setting{"cpu.shares", fmt.Sprint(r.shares()), false})
+	v2 = append(v2, setting{"cpu.weight", fmt.Sprint(weight), false})
 	if r.Cores > 0 {
-		out = append(out, setting{"cpu.cfs_period_us", fmt.Sprint(cpuPeriod), false},
+		v1 = append(v1, setting{"cpu.cfs_period_us", fmt.Sprint(cpuPeriod), false},
 			setting{"cpu.cfs_quota_us", fmt.Sprint(r.Cores * cpuPeriod), false})
+		v2 = append(v2, setting{"cpu.max", fmt.Sprintf("%d %d", r.Cores*cpuPeriod, cpuPeriod), false})
 	}
-	return out
-}
-
-func cpuV2(r Resources) (out []setting) {
-	if r.CPU+r.Cores > 0 {
-		// as systemd and the OCI runtimes convert
-		weight := 1 + (r.shares()-minShares)*(maxWeight-1)/(maxShares-minShares)
-		out = append(out, setting{"cpu.weight", fmt.Sprint(weight), false})
-	}
-	if r.Cores > 0 {
-		out = append(out, setting{"cpu.max", fmt.Sprintf("%d %d", r.Cores*cpuPeriod, cpuPeriod), false})
-	}
-	return out
+	return v1, v2
 }
 
 // applyLimits applies the limits to the cgroup. It adds a warning for each limit that this machine does not enforce.
 func (g *cgroup) applyLimits(r Resources) {
 	for _, c := range controllers {
-		if len(c.v1(r)) == 0 {
+		v1, v2 := c.settings(r)
+		if len(v1) == 0 {
 			continue
 		}
-		dir, err := g.limited[c.name], error(nil)
-		if dir != "" {
-			err = writeSettings(dir, c.v1(r))
+		err := errors.New("no cgroup for it")
+		if dir := g.limited[c.name]; dir != "" {
+			err = writeSettings(dir, v1)
 		} else if g.unified != "" {
 			if err = enableController(filepath.Dir(g.unified), c.name); err == nil {
-				err = writeSettings(g.unified, c.v2(r))
+				err = writeSettings(g.unified, v2)
 			}
-		} else {
-			err = errors.New("no cgroup for it")
 		}
 		if err != nil {
 			g.warn("resources: %s is not limited: %v; give the agent a writable cgroup with this controller "+
@@ -134,23 +115,18 @@ func writeSettings(dir string, settings []setting) error {
 
 // enableController makes a controller available to the cgroups below dir, a cgroup of version 2.
 func enableController(dir, controller string) error {
-	for _, file := range []string{"cgroup.subtree_control", "cgroup.controllers"} {
-		list, err := os.ReadFile(filepath.Join(dir, file))
-		if err != nil {
-			return err
-		}
-		found := false
-		for name := range strings.FieldsSeq(string(list)) {
-			found = found || name == controller
-		}
-		switch {
-		case found && file == "cgroup.subtree_control":
-			return nil
-		case !found && file == "cgroup.controllers":
-			return fmt.Errorf("cgroup %s does not have controller %s", dir, controller)
-		}
+	enabled, err := os.ReadFile(filepath.Join(dir, "cgroup.subtree_control"))
+	if err != nil || slices.Contains(strings.Fields(string(enabled)), controller) {
+		return err
 	}
-	err := writeExisting(filepath.Join(dir, "cgroup.subtree_control"), "+"+controller)
+	available, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(strings.Fields(string(available)), controller) {
+		return fmt.Errorf("cgroup %s does not have controller %s", dir, controller)
+	}
+	err = writeExisting(filepath.Join(dir, "cgroup.subtree_control"), "+"+controller)
 	if errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("cgroup %s has processes of its own", dir)
 	}

@@ -32,10 +32,11 @@ func TestSettingsOfResources(t *testing.T) {
 	} {
 		var v1, v2 []string
 		for _, controller := range controllers {
-			for _, s := range controller.v1(c.have) {
+			first, second := controller.settings(c.have)
+			for _, s := range first {
 				v1 = append(v1, s.file+"="+s.value)
 			}
-			for _, s := range controller.v2(c.have) {
+			for _, s := range second {
 				v2 = append(v2, s.file+"="+s.value)
 			}
 		}
