@@ -264,48 +264,50 @@ func (b *brokenEngine) driver(t *testing.T) Container {
 	return d
 }
 
-// The engine could neither start a container nor remove it.
-func TestStartRemovesTheContainerOfAFailedStart(t *testing.T) {
-	b := &brokenEngine{fails: map[string]bool{"POST start": true, http.MethodDelete: true}}
-	d := b.driver(t)
-	task := boxed(t, d, "true")
-	name := containerName(task.ID)
-	if _, err := d.Start(t.Context(), task); err == nil || !strings.Contains(err.Error(), "remove container "+name) {
-		t.Fatal(err)
-	}
+// heal ends the failures of the engine, and forgets what it has removed.
+func (b *brokenEngine) heal() {
 	b.mu.Lock()
-	b.fails = nil
-	b.mu.Unlock()
-	task.ID += "-2"
-	_, err := d.Start(t.Context(), task)
-	must(t, err)
-	if want := []string{name, name}; !slices.Equal(b.removed, want) {
-		t.Errorf("removed %q, want %q", b.removed, want)
+	defer b.mu.Unlock()
+	b.fails, b.removed = nil, nil
+}
+
+// wantRemoved checks which containers the engine was asked to remove since heal.
+func (b *brokenEngine) wantRemoved(t *testing.T, names ...string) {
+	t.Helper()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !slices.Equal(b.removed, names) {
+		t.Errorf("removed %q, want %q", b.removed, names)
 	}
 }
 
-// The container that a failed start has left is removed without another start. No other container is removed.
+// The engine could neither start a container nor remove it. The container is removed later, and no other container.
 func TestContainerOfAFailedStartIsRemovedLater(t *testing.T) {
-	b := &brokenEngine{fails: map[string]bool{"POST start": true, http.MethodDelete: true}}
-	d := b.driver(t)
-	task := boxed(t, d, "true")
-	if _, err := d.Start(t.Context(), task); err == nil {
-		t.Fatal("it has started")
-	}
-	name := containerName(task.ID)
-	if err := d.RemoveFailed(t.Context(), task.Dir); err == nil ||
-		!strings.Contains(err.Error(), name+", whose start failed") {
-		t.Error(err)
-	}
-	b.mu.Lock()
-	b.fails, b.removed = nil, nil
-	b.mu.Unlock()
-	must(t, d.RemoveFailed(t.Context(), task.Dir))
-	_, err := d.Start(t.Context(), task)
-	must(t, err)
-	must(t, d.RemoveFailed(t.Context(), task.Dir))
-	if want := []string{name}; !slices.Equal(b.removed, want) {
-		t.Errorf("removed %q, want %q", b.removed, want)
+	for name, remove := range map[string]func(Container, Task) error{
+		"by RemoveFailed":   func(d Container, task Task) error { return d.RemoveFailed(t.Context(), task.Dir) },
+		"by the next start": func(Container, Task) error { return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := &brokenEngine{fails: map[string]bool{"POST start": true, http.MethodDelete: true}}
+			d := b.driver(t)
+			task := boxed(t, d, "true")
+			name := containerName(task.ID)
+			_, err := d.Start(t.Context(), task)
+			if err == nil || !strings.Contains(err.Error(), "remove container "+name) {
+				t.Fatal(err)
+			}
+			if err := d.RemoveFailed(t.Context(), task.Dir); err == nil ||
+				!strings.Contains(err.Error(), name+", whose start failed") {
+				t.Error(err)
+			}
+			b.heal()
+			must(t, remove(d, task))
+			task.ID += "-2"
+			_, err = d.Start(t.Context(), task)
+			must(t, err)
+			must(t, d.RemoveFailed(t.Context(), task.Dir))
+			b.wantRemoved(t, name)
+		})
 	}
 }
 
@@ -371,9 +373,7 @@ func TestContainerOfAnInterruptedWaitIsNotRemoved(t *testing.T) {
 	if exit := wait(t, d, h); exit.Code != 0 || exit.Err != "" {
 		t.Errorf("%+v", exit)
 	}
-	if want := []string{h.Container}; !slices.Equal(b.removed, want) {
-		t.Errorf("removed %q, want %q", b.removed, want)
-	}
+	b.wantRemoved(t, h.Container)
 }
 
 func TestContainerWithADamagedLogEnds(t *testing.T) {
@@ -423,16 +423,12 @@ func TestTaskEndsBesideAContainerThatStays(t *testing.T) {
 	if text := output(t, d, h, Stderr); !strings.Contains(text, "does not remove the container") {
 		t.Errorf("stderr %q", text)
 	}
-	b.mu.Lock()
-	b.fails, b.removed = nil, nil
-	b.mu.Unlock()
+	b.heal()
 	task.ID += "-2"
 	next, err := d.Start(t.Context(), task)
 	must(t, err)
 	wait(t, d, next)
-	if want := []string{h.Container, next.Container}; !slices.Equal(b.removed, want) {
-		t.Errorf("removed %q, want %q", b.removed, want)
-	}
+	b.wantRemoved(t, h.Container, next.Container)
 }
 
 // An engine that answers, but does not create a container in time, does not count as unavailable, so the restart policy
