@@ -316,9 +316,7 @@ func TestTrapD8Reboot(t *testing.T) {
 // A dockerd that starts answers no request before it has mounted the volumes of its containers.
 func TestTrapD9PluginInAContainerOfTheWaitingEngine(t *testing.T) {
 	withEnginePlugin(t, func(e *env) {
-		e.shim.mu.Lock()
-		e.shim.plugins[0].sick = true
-		e.shim.mu.Unlock()
+		e.setShim(func(s *fakeShim) { s.plugins[0].sick = true })
 		e.engineMount("a", dockerd) // the plugin's task has driver exec
 		e.shim.stuck.Store(true)
 		e.engineUnmount("a", dockerd) // its release waits for the plugin
@@ -427,13 +425,24 @@ func TestReviewOfUsedMountsReadsProcessesOnce(t *testing.T) {
 	})
 }
 
-func TestMountThatIsGoneIsMadeAgain(t *testing.T) {
-	withEnginePlugin(t, func(e *env) {
-		e.engineMount("a", dockerd)
-		e.unmounted.Store(true) // by an operator, with force
-		e.engineMount("b", dockerd)
-		e.engineUses(2, 1, "b")
-	})
+// A mount that nothing uses is made anew if it is gone, or if a person has released its claim by force. The shim
+// reports no event for either.
+func TestUnusableMountIsMadeAnew(t *testing.T) {
+	for name, spoil := range map[string]func(*env){
+		"unmounted": func(e *env) { e.unmounted.Store(true) },
+		"no claim": func(e *env) {
+			e.setShim(func(s *fakeShim) { s.lost = e.agent.EngineMount("notes").Alloc })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			withEnginePlugin(t, func(e *env) {
+				e.engineMount("a", dockerd)
+				spoil(e)
+				e.engineMount("b", dockerd)
+				e.engineUses(2, 1, "b")
+			})
+		})
+	}
 }
 
 func TestMountThatTakesTooLongSaysWhatItWaitsFor(t *testing.T) {
@@ -465,9 +474,7 @@ func TestLostVolumeIsRefusedUntilItsContainersStop(t *testing.T) {
 				e.engineMount("a", dockerd)
 				e.mountUsers.Store(1)
 				m := e.agent.EngineMount("notes")
-				e.shim.mu.Lock()
-				e.shim.lost = m.Alloc
-				e.shim.mu.Unlock()
+				e.setShim(func(s *fakeShim) { s.lost = m.Alloc })
 				lose(e, m.Alloc)
 				synctest.Wait()
 				time.Sleep(2 * unusedLimit)
@@ -490,16 +497,4 @@ func TestLostVolumeIsRefusedUntilItsContainersStop(t *testing.T) {
 			})
 		})
 	}
-}
-
-// A person has released the claim by force. The shim reports no event for that.
-func TestMountWithoutClaimIsMadeAnewOnceItIsUnused(t *testing.T) {
-	withEnginePlugin(t, func(e *env) {
-		e.engineMount("a", dockerd)
-		e.shim.mu.Lock()
-		e.shim.lost = e.agent.EngineMount("notes").Alloc
-		e.shim.mu.Unlock()
-		e.engineMount("b", dockerd) // nothing uses the mount: it is made anew
-		e.engineUses(2, 1, "b")
-	})
 }

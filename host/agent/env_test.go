@@ -68,14 +68,7 @@ type fakeTask struct {
 	exit taskdriver.Exit
 }
 
-func (p *fakeTask) ended() bool {
-	select {
-	case <-p.done:
-		return true
-	default:
-		return false
-	}
-}
+func (p *fakeTask) ended() bool { return isClosed(p.done) }
 
 func (d *fakeDriver) Name() string   { return "exec" }
 func (d *fakeDriver) Isolated() bool { return true }
@@ -200,15 +193,12 @@ func (d *fakeDriver) parents(dir string) (out []taskdriver.Parent, err error) {
 }
 
 func jobAndTask(env []string) string {
-	get := func(name string) (value string) {
-		for _, v := range env {
-			if after, ok := strings.CutPrefix(v, name+"="); ok {
-				value = after
-			}
-		}
-		return value
+	values := map[string]string{}
+	for _, v := range env {
+		name, value, _ := strings.Cut(v, "=")
+		values[name] = value
 	}
-	return get("NOMAD_JOB_ID") + "/" + get("NOMAD_TASK_NAME")
+	return values["NOMAD_JOB_ID"] + "/" + values["NOMAD_TASK_NAME"]
 }
 
 // fakeShim is a Storage in memory.
@@ -317,10 +307,15 @@ func (s *fakeShim) job(id host.AllocID) string {
 }
 
 func (s *fakeShim) Restarts(ctx context.Context, fn func([]host.PendingRestart) error) error {
+	return follow(ctx, s.restarts, func(p host.PendingRestart) error { return fn([]host.PendingRestart{p}) })
+}
+
+// follow passes on what the test sends, until ctx ends.
+func follow[T any](ctx context.Context, sent <-chan T, fn func(T) error) error {
 	for {
 		select {
-		case p := <-s.restarts:
-			if err := fn([]host.PendingRestart{p}); err != nil {
+		case v := <-sent:
+			if err := fn(v); err != nil {
 				return err
 			}
 		case <-ctx.Done():
@@ -368,16 +363,7 @@ func (s *fakeShim) ReleaseAlloc(ctx context.Context, id host.AllocID) error {
 func (s *fakeShim) Fingerprints(
 	ctx context.Context, _ host.PluginQuery, fn func([]host.PluginFingerprint, bool) error,
 ) error {
-	for {
-		select {
-		case <-s.hint:
-			if err := fn(nil, false); err != nil {
-				return err
-			}
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
+	return follow(ctx, s.hint, func(struct{}) error { return fn(nil, false) })
 }
 
 func (s *fakeShim) Allocs(_ context.Context, q host.AllocQuery) ([]host.AllocStatus, host.Seq, error) {
@@ -394,23 +380,13 @@ func (s *fakeShim) Allocs(_ context.Context, q host.AllocQuery) ([]host.AllocSta
 	return []host.AllocStatus{al}, 1, nil
 }
 
-// Watch passes on the events of the test.
 func (s *fakeShim) Watch(ctx context.Context, o host.WatchOptions, fn func(host.Event) error) error {
 	if o.Snapshot {
 		if err := fn(host.Event{Kind: host.EventResync}); err != nil {
 			return err
 		}
 	}
-	for {
-		select {
-		case e := <-s.events:
-			if err := fn(e); err != nil {
-				return err
-			}
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
+	return follow(ctx, s.events, fn)
 }
 
 // Nodes returns this node, as changed by the test.
@@ -518,6 +494,13 @@ func (e *env) restart(between func()) host.Workload {
 	e.run()
 	synctest.Wait()
 	return workload
+}
+
+// setShim changes the answers of the shim.
+func (e *env) setShim(change func(*fakeShim)) {
+	e.shim.mu.Lock()
+	defer e.shim.mu.Unlock()
+	change(e.shim)
 }
 
 // edit changes a record in the ledger while no agent runs.

@@ -17,9 +17,7 @@ func (e *env) setHolder(id host.AllocID, mark registry.Mark) {
 	v := host.VolumeStatus{}
 	v.ID, v.Staging.State = "data", mark
 	v.Holders = []registry.Holder{{Claim: registry.Claim{Alloc: id}, Publish: mark}}
-	e.shim.mu.Lock()
-	defer e.shim.mu.Unlock()
-	e.shim.volumes = []host.VolumeStatus{v}
+	e.setShim(func(s *fakeShim) { s.volumes = []host.VolumeStatus{v} })
 }
 
 // A change that stops a plugin whose mounts are in use is refused, unless another instance replaces the stopped one.
@@ -121,9 +119,9 @@ func TestAPluginInUseIsNotStopped(t *testing.T) {
 		_, user := e.runPluginAndUser()
 		e.setHolder(user.ID, "")
 		e.hasError(e.agent.StopJob(e.Context(), "disk", e.shim, StopOptions{}), registry.ErrConflict, "job user")
-		e.shim.mu.Lock()
-		e.shim.volumes[0].Holders[0].Claim.Node = "another" // that node has its own instance of the plugin
-		e.shim.mu.Unlock()
+		e.setShim(func(s *fakeShim) {
+			s.volumes[0].Holders[0].Claim.Node = "another" // that node has its own instance of the plugin
+		})
 		e.stopJob("disk", StopOptions{Purge: true})
 		e.await("only the user is left", func(all []*AllocRecord) bool { return len(all) == 1 && all[0].Job == "user" })
 	})

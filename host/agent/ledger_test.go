@@ -2,15 +2,12 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	bolt "go.etcd.io/bbolt"
 
 	"holdfast/host/agent/taskdriver"
 	"holdfast/registry"
@@ -68,29 +65,6 @@ func TestDoctorExaminesTheLedger(t *testing.T) {
 				t.Errorf("%v: %+v", wrong, found)
 			}
 		})
-	}
-}
-
-func TestDamagedLedgerIsRefused(t *testing.T) {
-	c := Config{StateDir: t.TempDir(), Drivers: []taskdriver.Driver{&fakeDriver{}}}
-	a, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = a.ledger.db.Update(func(tx *bolt.Tx) error {
-		return tx.Bucket(allocsBucket).Put([]byte("x"), []byte(`{"id": 5}`))
-	})
-	if err := errors.Join(err, a.Close()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := New(c); !errors.Is(err, registry.ErrDamaged) {
-		t.Errorf("a damaged record: %v", err)
-	}
-	if err := os.WriteFile(ledgerPath(c.StateDir), []byte("no database"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := New(c); !errors.Is(err, registry.ErrDamaged) {
-		t.Errorf("a damaged file: %v", err)
 	}
 }
 

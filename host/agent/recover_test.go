@@ -22,6 +22,13 @@ var ledgerLosses = map[string]func(path string, old []byte) error{
 	"cut off":   func(path string, _ []byte) error { return os.Truncate(path, 100) },
 	"zeroed":    func(path string, _ []byte) error { return os.WriteFile(path, make([]byte, 1<<16), 0o600) },
 	"restored":  func(path string, old []byte) error { return os.WriteFile(path, old, 0o600) },
+	"a damaged record": func(path string, _ []byte) error {
+		l, err := openLedger(path)
+		if err != nil {
+			return err
+		}
+		return errors.Join(l.write(entry{allocsBucket, "x", map[string]int{"id": 5}}), l.close())
+	},
 }
 
 // lose runs a plugin and a user of its volume, ends the agent and damages its ledger. Both tasks keep running.

@@ -20,20 +20,59 @@ func pluginJobOf(command string, mode hooks.RollMode) *hooks.Job {
 	return job("disk", "system", tasks("g", p))
 }
 
-// setShim changes the answers of the shim.
-func (e *env) setShim(change func(*fakeShim)) {
-	e.shim.mu.Lock()
-	defer e.shim.mu.Unlock()
-	change(e.shim)
-}
-
-// use sets what still needs a plugin task.
-func (e *env) use(k host.TaskKey, set func(*host.PluginTask)) {
+// use sets what still needs the plugin of an alloc, and of no other; nil: nothing does.
+func (e *env) use(r *AllocRecord, set func(*host.PluginTask)) {
 	e.setShim(func(s *fakeShim) {
 		s.use = func(t *host.PluginTask) {
-			if t.TaskKey == k {
+			if r != nil && t.Alloc == r.ID {
 				set(t)
 			}
+		}
+	})
+}
+
+// calls and serves say what a plugin task is used for: a call, or a mount of volume data for the allocs.
+func calls(t *host.PluginTask) { t.Calls = 1 }
+
+func serves(users ...host.AllocID) func(*host.PluginTask) {
+	return func(t *host.PluginTask) {
+		t.Volumes = []registry.ServedVolume{{Volume: registry.VolumeName{ID: "data"}, Allocs: users}}
+	}
+}
+
+// awaitNew waits for the new alloc of a roll of the job.
+func (e *env) awaitNew(job string) *AllocRecord {
+	e.Helper()
+	return e.awaitAlloc(job, "new", func(r *AllocRecord) bool {
+		return r.Version == 2 && r.State == AllocRunning && r.Tasks["plugin"].State == TaskRunning
+	})
+}
+
+// runTwoJobs runs the plugin in the jobs "controller" and "node".
+func (e *env) runTwoJobs() (controller, node *AllocRecord) {
+	e.Helper()
+	for _, id := range []string{"controller", "node"} {
+		e.submit(job(id, "system", tasks("g", plugin("disk"))))
+		e.awaitRunning(id)
+	}
+	return e.awaitRunning("controller"), e.awaitRunning("node")
+}
+
+// rollTwoJobs begins a roll of the plugin of runTwoJobs. The new allocs run, and are not healthy yet.
+func (e *env) rollTwoJobs() (controller, node *AllocRecord) {
+	e.Helper()
+	time.Sleep(time.Second) // the new allocs are newer
+	e.setShim(func(s *fakeShim) { s.sick = true })
+	_, err := e.agent.RollPlugin(e.Context(), "disk", e.shim, RollOptions{})
+	e.must(err)
+	return e.awaitNew("controller"), e.awaitNew("node")
+}
+
+// setSick sets which plugin tasks are not healthy.
+func (e *env) setSick(sick ...*AllocRecord) {
+	e.setShim(func(s *fakeShim) {
+		for i, p := range s.plugins {
+			s.plugins[i].sick = slices.ContainsFunc(sick, func(r *AllocRecord) bool { return r.ID == p.key.Alloc })
 		}
 	})
 }
@@ -82,8 +121,8 @@ func TestRollStartsBesideTheOldInstance(t *testing.T) {
 				_, err := e.agent.RollPlugin(e.Context(), "disk", e.shim, RollOptions{})
 				e.hasError(err, registry.ErrConflict, "being rolled already")
 				e.restart(nil)
-				e.use(host.TaskKey{Alloc: old.ID, Task: "plugin"}, func(t *host.PluginTask) { t.Calls = 1 })
-				e.setShim(func(s *fakeShim) { s.plugins[1].sick = false })
+				e.use(old, calls)
+				e.setSick()
 				e.awaitRoll(RollDraining)
 				e.awaitAlloc("disk", "waits", func(r *AllocRecord) bool {
 					return r.ID == old.ID && strings.Contains(r.Reason, "until its calls have ended")
@@ -91,7 +130,7 @@ func TestRollStartsBesideTheOldInstance(t *testing.T) {
 				e.restart(nil)
 				time.Sleep(time.Minute)
 				e.hasCount("stop ", 0)
-				e.use(host.TaskKey{}, nil)
+				e.use(nil, nil)
 				e.awaitRoll(RollDone)
 				e.awaitCount("stop disk/plugin", 1)
 				if r := e.awaitRunning("disk"); r.ID == old.ID || r.Version != 2 || e.agent.job("disk").Version != 2 {
@@ -124,9 +163,7 @@ func TestFailedRollChangesNothing(t *testing.T) {
 					e.setShim(func(s *fakeShim) { s.sick = true })
 					e.submit(pluginJobOf("/bin/false", mode))
 					e.awaitCount("start disk/plugin", 2)
-					begun := e.awaitAlloc("disk", "new", func(r *AllocRecord) bool {
-						return r.Version == 2 && r.State == AllocRunning && r.Tasks["plugin"].State == TaskRunning
-					})
+					begun := e.awaitNew("disk")
 					e.setShim(func(s *fakeShim) { s.sick = false })
 					fail(e, begun)
 					e.await("the roll has failed", func([]*AllocRecord) bool {
@@ -156,29 +193,10 @@ func TestFailedRollChangesNothing(t *testing.T) {
 // that it should have replaced is active again.
 func TestFailedRollKeepsOnlyTheServerOfMounts(t *testing.T) {
 	withAgent(t, func(e *env) {
-		for _, id := range []string{"controller", "node"} {
-			e.submit(job(id, "system", tasks("g", plugin("disk"))))
-			e.awaitRunning(id)
-		}
-		old := e.awaitRunning("node")
-		time.Sleep(time.Second) // the new allocs are newer
-		e.setShim(func(s *fakeShim) { s.sick = true })
-		_, err := e.agent.RollPlugin(e.Context(), "disk", e.shim, RollOptions{})
-		e.must(err)
-		begun := func(id string) *AllocRecord {
-			return e.awaitAlloc(id, "new", func(r *AllocRecord) bool {
-				return r.Version == 2 && r.State == AllocRunning && r.Tasks["plugin"].State == TaskRunning
-			})
-		}
-		first, second := begun("controller"), begun("node")
-		e.use(host.TaskKey{Alloc: second.ID, Task: "plugin"}, func(t *host.PluginTask) {
-			t.Volumes = []registry.ServedVolume{{Volume: registry.VolumeName{ID: "data"}}}
-		})
-		e.setShim(func(s *fakeShim) {
-			for i := range s.plugins {
-				s.plugins[i].sick = s.plugins[i].key.Alloc == first.ID
-			}
-		})
+		_, old := e.runTwoJobs()
+		first, second := e.rollTwoJobs()
+		e.use(second, serves())
+		e.setSick(first)
 		e.exit(first, "plugin", 3)
 		e.await("the roll has failed", func([]*AllocRecord) bool { return e.roll("node") == RollFailed })
 		time.Sleep(time.Minute)
@@ -192,7 +210,7 @@ func TestFailedRollKeepsOnlyTheServerOfMounts(t *testing.T) {
 		if why := e.agent.record(second.ID).Reason; !strings.Contains(why, "serves the mounts of volume data") {
 			t.Errorf("the new alloc is kept for %q", why)
 		}
-		e.use(host.TaskKey{}, nil)
+		e.use(nil, nil)
 		e.await("the new alloc ends", func([]*AllocRecord) bool {
 			return e.agent.record(second.ID).State.Ended() && e.alive("node") == 1
 		})
@@ -203,13 +221,12 @@ func TestFailedRollKeepsOnlyTheServerOfMounts(t *testing.T) {
 func TestRollEndsAfterALossOfTheShimsRecords(t *testing.T) {
 	withAgent(t, func(e *env) {
 		old, _ := e.runPluginAndUser()
-		key := host.TaskKey{Alloc: old.ID, Task: "plugin"}
-		e.use(key, func(t *host.PluginTask) { t.Calls = 1 })
+		e.use(old, calls)
 		e.rollPlugin(RollOptions{})
 		e.awaitRoll(RollDraining)
 		e.setShim(func(s *fakeShim) { slices.Reverse(s.plugins) })
 		e.awaitCount("prefer disk/plugin", 1)
-		e.use(host.TaskKey{}, nil)
+		e.use(nil, nil)
 		e.awaitRoll(RollDone)
 		if r := e.awaitRunning("disk"); r.ID == old.ID {
 			t.Error("the old instance runs")
@@ -222,7 +239,7 @@ func TestRollEndsAfterALossOfTheShimsRecords(t *testing.T) {
 func TestRollThatNeverEndsIsForced(t *testing.T) {
 	withAgent(t, func(e *env) {
 		old, _ := e.runPluginAndUser()
-		e.use(host.TaskKey{Alloc: old.ID, Task: "plugin"}, func(t *host.PluginTask) {
+		e.use(old, func(t *host.PluginTask) {
 			t.Open = []registry.OpenCall{{RPC: registry.NodeStageRPC, Volume: registry.VolumeName{ID: "data"}}}
 		})
 		e.rollPlugin(RollOptions{})
@@ -248,12 +265,8 @@ func TestRollThatNeverEndsIsForced(t *testing.T) {
 // While one job of a plugin is being rolled, roll options start no roll of the plugin's other jobs.
 func TestRollOptionsBeginNoRollOfOtherJobs(t *testing.T) {
 	withAgent(t, func(e *env) {
-		for _, id := range []string{"controller", "node"} {
-			e.submit(job(id, "system", tasks("g", plugin("disk"))))
-			e.awaitRunning(id)
-		}
-		old := e.awaitRunning("controller")
-		e.use(host.TaskKey{Alloc: old.ID, Task: "plugin"}, func(t *host.PluginTask) { t.Calls = 1 })
+		old, _ := e.runTwoJobs()
+		e.use(old, calls)
 		_, err := e.agent.RollPlugin(e.Context(), "disk", e.shim, RollOptions{})
 		e.must(err)
 		e.await("one old instance is kept", func([]*AllocRecord) bool {
@@ -278,28 +291,9 @@ func TestJobsOfOnePluginAreRolledTogether(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		t.Run(map[bool]string{false: "healthy", true: "fails"}[fails], func(t *testing.T) {
 			withAgent(t, func(e *env) {
-				for _, id := range []string{"controller", "node"} {
-					e.submit(job(id, "system", tasks("g", plugin("disk"))))
-					e.awaitRunning(id)
-				}
-				time.Sleep(time.Second) // the new allocs are newer
-				e.setShim(func(s *fakeShim) { s.sick = true })
-				_, err := e.agent.RollPlugin(e.Context(), "disk", e.shim, RollOptions{})
-				e.must(err)
-				begun := func(id string) *AllocRecord {
-					return e.awaitAlloc(id, "new", func(r *AllocRecord) bool {
-						return r.Version == 2 && r.State == AllocRunning && r.Tasks["plugin"].State == TaskRunning
-					})
-				}
-				first, second := begun("controller"), begun("node")
-				heal := func(r *AllocRecord) {
-					e.setShim(func(s *fakeShim) {
-						for i := range s.plugins {
-							s.plugins[i].sick = s.plugins[i].sick && s.plugins[i].key.Alloc != r.ID
-						}
-					})
-				}
-				heal(first)
+				e.runTwoJobs()
+				_, second := e.rollTwoJobs()
+				e.setSick(second)
 				e.restart(nil)
 				time.Sleep(time.Minute)
 				if got := e.roll("controller"); got != RollStarting {
@@ -310,7 +304,7 @@ func TestJobsOfOnePluginAreRolledTogether(t *testing.T) {
 					want, version = RollFailed, 1
 					e.exit(second, "plugin", 3)
 				} else {
-					heal(second)
+					e.setSick()
 				}
 				for _, id := range []string{"controller", "node"} {
 					e.await(id+" is decided", func([]*AllocRecord) bool {
@@ -329,11 +323,10 @@ func TestRollKeepsTheServerOfMounts(t *testing.T) {
 		old, user := e.runPluginAndUser()
 		serving := func(t *host.PluginTask) {
 			if r := e.agent.record(user.ID); r != nil && !r.State.Ended() {
-				t.Volumes = []registry.ServedVolume{{Volume: registry.VolumeName{ID: "data"},
-					Allocs: []registry.AllocID{user.ID}}}
+				serves(user.ID)(t)
 			}
 		}
-		e.use(host.TaskKey{Alloc: old.ID, Task: "plugin"}, serving)
+		e.use(old, serving)
 		e.rollPlugin(RollOptions{})
 		e.awaitRoll(RollDraining)
 		e.awaitAlloc("disk", "kept", func(r *AllocRecord) bool {
@@ -357,9 +350,7 @@ func TestRollStopsFirst(t *testing.T) {
 	withAgent(t, func(e *env) {
 		e.submit(pluginJobOf("/bin/true", hooks.RollStopFirst))
 		old := e.awaitRunning("disk")
-		e.use(host.TaskKey{Alloc: old.ID, Task: "plugin"}, func(t *host.PluginTask) {
-			t.Volumes = []registry.ServedVolume{{Volume: registry.VolumeName{ID: "data"}}}
-		})
+		e.use(old, serves())
 		_, err := e.agent.RollPlugin(e.Context(), "disk", e.shim, RollOptions{})
 		e.hasError(err, registry.ErrConflict, "data", "--force")
 		e.hasError(e.trySubmit(pluginJobOf("/bin/false", hooks.RollStopFirst), SubmitOptions{}), registry.ErrConflict,
@@ -389,9 +380,7 @@ func TestJobIsSubmittedWhileAnOldInstanceIsKept(t *testing.T) {
 		e.submit(userJob("user", ""))
 		user := e.awaitRunning("user")
 		e.setHolder(user.ID, registry.MarkDone)
-		e.use(host.TaskKey{Alloc: old.ID, Task: "plugin"}, func(t *host.PluginTask) {
-			t.Volumes = []registry.ServedVolume{{Volume: registry.VolumeName{ID: "data"}}}
-		})
+		e.use(old, serves())
 		e.submit(pluginJobOf("/bin/false", ""))
 		e.awaitRoll(RollDraining)
 		e.submit(pluginJobOf("/bin/false", ""))
@@ -405,7 +394,7 @@ func TestJobIsSubmittedWhileAnOldInstanceIsKept(t *testing.T) {
 		if n := e.alive("disk"); n != 2 {
 			t.Errorf("%d allocs of the plugin, want the old one and the new one", n)
 		}
-		e.use(host.TaskKey{}, nil)
+		e.use(nil, nil)
 		e.awaitRoll(RollDone)
 		time.Sleep(time.Minute)
 		if r := e.awaitRunning("disk"); r.ID == old.ID || e.alive("disk") != 1 {
@@ -441,10 +430,7 @@ func TestSubmissionEndsAStartingRoll(t *testing.T) {
 func TestStoppedRollResumesDrainedAllocs(t *testing.T) {
 	withAgent(t, func(e *env) {
 		old, user := e.runPluginAndUser()
-		e.use(host.TaskKey{Alloc: old.ID, Task: "plugin"}, func(t *host.PluginTask) {
-			t.Volumes = []registry.ServedVolume{{Volume: registry.VolumeName{ID: "data"},
-				Allocs: []registry.AllocID{user.ID}}}
-		})
+		e.use(old, serves(user.ID))
 		e.rollPlugin(RollOptions{Drain: true})
 		e.awaitState("user", AllocStopped)
 		time.Sleep(time.Minute)
