@@ -13,7 +13,7 @@ import (
 	"holdfast/host/agent"
 )
 
-func newAgent(io streams, p *globalFlags) *cobra.Command {
+func newAgent(p *program) *cobra.Command {
 	e := &agentFlags{}
 	stopTasks := false
 	timeout, recovery, config := 2*time.Minute, "", ""
@@ -55,16 +55,16 @@ With Type=notify, the agent tells systemd when it listens.`,
 			defer done()
 			state := p.stateDir()
 			e.traces = p.traces.Provider()
-			st, err := openService(ctx, state, p.runDir(state), e, p.logger(io, "info"))
+			st, err := openService(ctx, state, p.runDir(state), e, p.logger("info"))
 			if err != nil {
 				return places.locate(err)
 			}
-			fmt.Fprintf(io.out, "agent %s on node %s is listening on %s\n", host.Version, st.agent.Node().Name,
+			fmt.Fprintf(p.out, "agent %s on node %s is listening on %s\n", host.Version, st.agent.Node().Name,
 				st.socket)
 			stopped := context.AfterFunc(ctx, func() { _ = systemd.send("STOPPING=1") })
 			defer stopped()
 			err = errors.Join(systemd.send("READY=1"),
-				serveUntil(ctx, c.Context(), st, stopTasks, timeout, p.logger(io, "info")), st.close())
+				serveUntil(ctx, c.Context(), st, stopTasks, timeout, p.logger("info")), st.close())
 			if err == nil && stopTasks {
 				err = removeSelfMounts(st.layout)
 			}

@@ -11,16 +11,16 @@ import (
 	"holdfast/host/agent/control"
 )
 
-func newAlloc(io streams, p *globalFlags) *cobra.Command {
-	status := statusCommand(io, p, "List allocs, or show one by its ID or a prefix of it", (*control.Client).Allocs,
+func newAlloc(p *program) *cobra.Command {
+	status := statusCommand(p, "List allocs, or show one by its ID or a prefix of it", (*control.Client).Allocs,
 		writeAllocs,
 		(*control.Client).Alloc, writeAlloc)
 	return group("alloc", "Manage allocs, read their logs, run commands in them",
-		status, newAllocLogs(io, p), newAllocExec(io, p), newAllocRestart(io, p), newAllocStop(io, p),
-		newAllocRelease(io, p))
+		status, newAllocLogs(p), newAllocExec(p), newAllocRestart(p), newAllocStop(p),
+		newAllocRelease(p))
 }
 
-func newAllocRestart(io streams, p *globalFlags) *cobra.Command {
+func newAllocRestart(p *program) *cobra.Command {
 	force := false
 	c := &cobra.Command{
 		Use: "restart ID [TASK]", Short: "Restart the tasks of an alloc, or one of them",
@@ -29,7 +29,7 @@ func newAllocRestart(io streams, p *globalFlags) *cobra.Command {
 			"policy of the job does not count it.",
 		RunE: func(c *cobra.Command, args []string) error {
 			tasks, err := p.client().RestartAlloc(c.Context(), args[0], strings.Join(args[1:], ""), force)
-			return show(io, p, err, map[string]any{"id": args[0], "tasks": tasks},
+			return show(p, err, map[string]any{"id": args[0], "tasks": tasks},
 				func(to writer, _ map[string]any) error {
 					_, err := fmt.Fprintf(to, "alloc %s: restarting %s\n", args[0],
 						strings.ReplaceAll(join(tasks), ",", ", "))
@@ -42,7 +42,7 @@ func newAllocRestart(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
-func newAllocStop(io streams, p *globalFlags) *cobra.Command {
+func newAllocStop(p *program) *cobra.Command {
 	force := false
 	c := &cobra.Command{
 		Use: "stop ID...", Short: "Stop allocs; their jobs place others instead",
@@ -50,7 +50,7 @@ func newAllocStop(io streams, p *globalFlags) *cobra.Command {
 		Long: "Stop allocs and release their volumes. Each job that is not stopped places another alloc instead.",
 		RunE: func(c *cobra.Command, args []string) error {
 			err := p.client().StopAlloc(c.Context(), args[0], force)
-			return show(io, p, err, map[string]string{"id": args[0]}, func(to writer, _ map[string]string) error {
+			return show(p, err, map[string]string{"id": args[0]}, func(to writer, _ map[string]string) error {
 				_, err := fmt.Fprintf(to, "alloc %s is stopping\n", args[0])
 				return err
 			})

@@ -23,7 +23,7 @@ type commandExit int
 
 func (e commandExit) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
-func newAllocExec(io streams, p *globalFlags) *cobra.Command {
+func newAllocExec(p *program) *cobra.Command {
 	stdin, terminal := true, isTerminal(os.Stdin) && isTerminal(os.Stdout)
 	c := &cobra.Command{
 		Use: "exec ID [TASK] -- COMMAND...", Short: "Run a command in a running task",
@@ -47,7 +47,7 @@ func newAllocExec(io streams, p *globalFlags) *cobra.Command {
 					return err
 				}
 			}
-			return runInTask(c, client, io, id, task, args[n:], stdin, terminal)
+			return p.runInTask(c, client, id, task, args[n:], stdin, terminal)
 		},
 	}
 	c.Flags().BoolVarP(&stdin, "stdin", "i", true, "pass standard input on")
@@ -60,7 +60,7 @@ func newAllocExec(io streams, p *globalFlags) *cobra.Command {
 const signalLimit = 5 * time.Second
 
 // runInTask runs a command in a task, with the streams, the signals and the terminal of this program.
-func runInTask(c *cobra.Command, client *control.Client, io streams, id, task string, command []string,
+func (p *program) runInTask(c *cobra.Command, client *control.Client, id, task string, command []string,
 	stdin, terminal bool) error {
 	received := make(chan os.Signal, 8)
 	signal.Notify(received, unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2,
@@ -69,7 +69,7 @@ func runInTask(c *cobra.Command, client *control.Client, io streams, id, task st
 	events, done := make(chan taskdriver.ExecEvent), make(chan struct{})
 	defer close(done)
 	o := taskdriver.ExecOptions{Command: command, Stdin: os.Stdin, Events: events,
-		Stdout: display.Exact(io.out), Stderr: display.Exact(io.err)}
+		Stdout: display.Exact(p.out), Stderr: display.Exact(p.errs)}
 	if !stdin {
 		empty, err := os.Open(os.DevNull)
 		if err != nil {

@@ -13,12 +13,12 @@ import (
 	"holdfast/internal/display"
 )
 
-func newClaim(io streams, p *globalFlags) *cobra.Command {
-	return group("claim", "Inspect and release claims on volumes", newClaimList(io, p), newClaimExplain(io, p),
-		newClaimRelease(io, p))
+func newClaim(p *program) *cobra.Command {
+	return group("claim", "Inspect and release claims on volumes", newClaimList(p), newClaimExplain(p),
+		newClaimRelease(p))
 }
 
-func newClaimList(io streams, p *globalFlags) *cobra.Command {
+func newClaimList(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List claims on volumes", Args: usageArgs(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -27,9 +27,9 @@ func newClaimList(io streams, p *globalFlags) *cobra.Command {
 			if err == nil {
 				var nodes []host.NodeStatus
 				nodes, err = client.Nodes(c.Context())
-				warnStale(io, control.Stale(nodes))
+				p.warnStale(control.Stale(nodes))
 			}
-			return show(io, p, err, list, writeClaims)
+			return show(p, err, list, writeClaims)
 		},
 	}
 }
@@ -42,7 +42,7 @@ func writeClaims(to io.Writer, list []control.Claim) error {
 	return t.write(to, "no claims")
 }
 
-func newClaimExplain(io streams, p *globalFlags) *cobra.Command {
+func newClaimExplain(p *program) *cobra.Command {
 	namespace := ""
 	c := &cobra.Command{
 		Use: "explain VOLUME", Short: "Say who holds a volume, what waits for it, and what happens next",
@@ -51,8 +51,8 @@ func newClaimExplain(io streams, p *globalFlags) *cobra.Command {
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			e, err := p.client().ExplainClaims(c.Context(), volumeName(namespace, args[0]))
-			warnStale(io, e.Stale)
-			return show(io, p, err, e, writeExplanation)
+			p.warnStale(e.Stale)
+			return show(p, err, e, writeExplanation)
 		},
 	}
 	namespaceFlag(c, &namespace)
@@ -83,7 +83,7 @@ func writeExplanation(to io.Writer, e control.ClaimExplanation) error {
 	return err
 }
 
-func newClaimRelease(io streams, p *globalFlags) *cobra.Command {
+func newClaimRelease(p *program) *cobra.Command {
 	f, namespace := forceFlags{}, ""
 	c := &cobra.Command{
 		Use:   "release VOLUME ALLOC --force --confirm ALLOC",
@@ -108,7 +108,7 @@ func newClaimRelease(io streams, p *globalFlags) *cobra.Command {
 				func(ctx context.Context, client *control.Client) ([]host.ReleaseStep, error) {
 					return client.ReleaseClaim(ctx, name, args[1], o)
 				})
-			return show(io, p, err, steps,
+			return show(p, err, steps,
 				writeSteps(f.dryRun, fmt.Sprintf("claim of alloc %s on volume %s released", args[1], name)))
 		},
 	}

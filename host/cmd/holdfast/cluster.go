@@ -19,9 +19,9 @@ import (
 // defaultConfig is the configuration file that packages install.
 const defaultConfig = "/etc/holdfast/agent.hcl"
 
-func newCluster(io streams, p *globalFlags) *cobra.Command {
-	return group("cluster", "Manage this node's membership of a cluster", newClusterMigrate(io, p),
-		newClusterLeave(io, p))
+func newCluster(p *program) *cobra.Command {
+	return group("cluster", "Manage this node's membership of a cluster", newClusterMigrate(p),
+		newClusterLeave(p))
 }
 
 // memberFlags select the node whose state a command changes. The agent of that node must not run.
@@ -65,7 +65,7 @@ func (f *memberFlags) noCluster() error {
 	return usageError{fmt.Errorf("%s has no cluster block", f.config)}
 }
 
-func newClusterMigrate(io streams, p *globalFlags) *cobra.Command {
+func newClusterMigrate(p *program) *cobra.Command {
 	f := memberFlags{}
 	c := &cobra.Command{
 		Use: "migrate", Short: "Move this node's volumes into its cluster", Args: usageArgs(cobra.NoArgs),
@@ -89,18 +89,18 @@ below the state directory: copy that file.`,
 			var secrets []secretUse
 			moved, err := migrate(ctx, f.shim, p.stateDir(), f.node, text, func(all []secretUse) {
 				secrets = all
-				listSecrets(io.err, all)
+				listSecrets(p.errs, all)
 			})
 			if err != nil {
 				return err
 			}
 			if p.json {
-				return writeJSON(io.out, map[string]any{"node": f.node, "moved": moved,
+				return writeJSON(p.out, map[string]any{"node": f.node, "moved": moved,
 					"secrets": append([]secretUse{}, secrets...)})
 			}
-			fmt.Fprintf(io.out, "moved %d records of node %s; start the agent\n", moved, f.node)
+			fmt.Fprintf(p.out, "moved %d records of node %s; start the agent\n", moved, f.node)
 			if len(secrets) > 0 {
-				fmt.Fprintf(io.out, "before another node uses these volumes, it needs the secrets above at the same "+
+				fmt.Fprintf(p.out, "before another node uses these volumes, it needs the secrets above at the same "+
 					"places (files with mode 0600)\n")
 			}
 			return nil
@@ -110,7 +110,7 @@ below the state directory: copy that file.`,
 	return c
 }
 
-func newClusterLeave(io streams, p *globalFlags) *cobra.Command {
+func newClusterLeave(p *program) *cobra.Command {
 	f, force, confirm := memberFlags{}, false, ""
 	c := &cobra.Command{
 		Use: "leave", Short: "Have this node leave its cluster", Args: usageArgs(cobra.NoArgs),
@@ -144,7 +144,7 @@ to this node. Register those that you need.`,
 			if err != nil {
 				return err
 			}
-			return show(io, p, nil, map[string]string{"node": f.node, "left": answer.Left},
+			return show(p, nil, map[string]string{"node": f.node, "left": answer.Left},
 				func(to writer, _ map[string]string) error {
 					_, err := fmt.Fprintf(to, "node %s has left cluster %s; remove the cluster block from %s before "+
 						"you start the agent\n", f.node, clean(answer.Left), f.config)

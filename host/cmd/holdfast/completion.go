@@ -34,7 +34,7 @@ var ids = map[string]lister{
 // completeArguments makes the shell complete the arguments and flags of all commands below c that name objects of an
 // agent. It finds them by the words in the usage lines. It also resolves IDs that the agent does not know. ID... makes
 // the command run once for each argument.
-func completeArguments(c *cobra.Command, p *globalFlags) {
+func completeArguments(c *cobra.Command, p *program) {
 	for _, sub := range c.Commands() {
 		completeArguments(sub, p)
 	}
@@ -104,7 +104,7 @@ func completeArguments(c *cobra.Command, p *globalFlags) {
 }
 
 // complete returns the values of a lister for the shell. Without an agent there are none.
-func complete(c *cobra.Command, p *globalFlags, list lister, args []string) ([]string, cobra.ShellCompDirective) {
+func complete(c *cobra.Command, p *program, list lister, args []string) ([]string, cobra.ShellCompDirective) {
 	values, err := list.known(c, p, args)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
@@ -113,7 +113,7 @@ func complete(c *cobra.Command, p *globalFlags, list lister, args []string) ([]s
 }
 
 // known returns the values of a lister, in the namespace of the command's flag.
-func (list lister) known(c *cobra.Command, p *globalFlags, args []string) ([]string, error) {
+func (list lister) known(c *cobra.Command, p *program, args []string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(c.Context(), completionTimeout)
 	defer cancel()
 	namespace := ""

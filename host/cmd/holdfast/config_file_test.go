@@ -12,12 +12,12 @@ import (
 )
 
 // agentCommand returns the agent command with the flags of a command line.
-func agentCommand(t *testing.T, args ...string) (*cobra.Command, *globalFlags) {
+func agentCommand(t *testing.T, args ...string) (*cobra.Command, *program) {
 	t.Helper()
 	t.Setenv("HOLDFAST_STATE_DIR", "")
 	t.Setenv("HOLDFAST_ADDR", "")
-	p := &globalFlags{}
-	c, _, err := newRoot(streams{io.Discard, io.Discard}, p).Find([]string{"agent"})
+	p := &program{}
+	c, _, err := newRoot(p).Find([]string{"agent"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +92,7 @@ func TestValuesOfTheConfigFileAreReportedByTheirPlace(t *testing.T) {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		root := newRoot(streams{io.Discard, io.Discard}, &globalFlags{})
+		root := newRoot(&program{out: io.Discard, errs: io.Discard})
 		root.SetArgs([]string{"agent", "--config", path, "--state-dir", filepath.Join(dir, "state"), "--shim",
 			os.Args[0]})
 		err := root.Execute()

@@ -13,7 +13,7 @@ import (
 	"holdfast/registry"
 )
 
-func newSnapshotDiff(io streams, p *globalFlags) *cobra.Command {
+func newSnapshotDiff(p *program) *cobra.Command {
 	namespace, offset, wait := "", int64(0), time.Duration(0)
 	c := &cobra.Command{
 		Use: "diff [BASE] SNAPSHOT", Short: "List the blocks in which a snapshot differs from an earlier one",
@@ -28,7 +28,7 @@ in order. If the list ends early, continue it with --offset OFFSET+SIZE of the l
 			if len(args) == 2 {
 				q.Base = registry.SnapshotID(args[0])
 			}
-			out := blockWriter{to: io.out, json: p.json, delta: q.Base != ""}
+			out := blockWriter{to: p.out, json: p.json, delta: q.Base != ""}
 			client := p.client()
 			client.Wait = wait
 			if err := client.Snapshots().Blocks(c.Context(), q, out.write); err != nil {

@@ -27,7 +27,7 @@ type inspectError struct{ error }
 
 func (e inspectError) Unwrap() error { return e.error }
 
-func newDoctor(io streams, p *globalFlags) *cobra.Command {
+func newDoctor(p *program) *cobra.Command {
 	repair, shim := false, ""
 	c := &cobra.Command{
 		Use: "doctor", Short: "Find and repair inconsistencies", Args: usageArgs(cobra.NoArgs),
@@ -45,7 +45,7 @@ Parts excluded by the configuration (list_volumes = false) are "skipped".`,
 			if err != nil {
 				return inspectError{err}
 			}
-			return d.run(ctx, io, p.json, repair)
+			return d.run(ctx, p, repair)
 		}),
 	}
 	c.Flags().BoolVar(&repair, "repair", false, "carry out the repairs that are printed")
@@ -62,7 +62,7 @@ type doctor struct {
 
 // openDoctor returns the doctor of the agent. If no agent runs with this state directory, it returns that of the shim
 // binary.
-func openDoctor(ctx context.Context, p *globalFlags, shim string) (doctor, error) {
+func openDoctor(ctx context.Context, p *program, shim string) (doctor, error) {
 	client, state := p.client(), p.stateDir()
 	self, err := client.Self(ctx)
 	switch {
@@ -88,7 +88,7 @@ func openDoctor(ctx context.Context, p *globalFlags, shim string) (doctor, error
 }
 
 // socketDir returns the existing directory of sockets. It does not create it.
-func (p *globalFlags) socketDir(state string) string {
+func (p *program) socketDir(state string) string {
 	if p.run != "" {
 		return resolved(p.run)
 	}
@@ -127,24 +127,24 @@ func runShimDoctor(ctx context.Context, shim, state, sockets string, r control.D
 }
 
 // run inspects, then repairs if repair is set, and prints the results. The error determines the exit code.
-func (d doctor) run(ctx context.Context, io streams, asJSON, repair bool) error {
-	found, err := d.await(ctx, io, control.DoctorRequest{})
+func (d doctor) run(ctx context.Context, p *program, repair bool) error {
+	found, err := d.await(ctx, p, control.DoctorRequest{})
 	if err != nil {
 		return inspectError{err}
 	}
-	if !asJSON {
-		writeDiagnosis(io.out, d.name, found)
+	if !p.json {
+		writeDiagnosis(p.out, d.name, found)
 	}
 	if repair && found.Digest != "" {
-		if found, err = d.await(ctx, io, control.DoctorRequest{Repair: true, Digest: found.Digest}); err != nil {
+		if found, err = d.await(ctx, p, control.DoctorRequest{Repair: true, Digest: found.Digest}); err != nil {
 			return inspectError{fmt.Errorf("repair: %w", err)}
 		}
-		if !asJSON {
-			writeRepair(io.out, found)
+		if !p.json {
+			writeRepair(p.out, found)
 		}
 	}
-	if asJSON {
-		if err := writeJSON(io.out, jsonDiagnosis(found)); err != nil {
+	if p.json {
+		if err := writeJSON(p.out, jsonDiagnosis(found)); err != nil {
 			return inspectError{err}
 		}
 	}
@@ -174,23 +174,14 @@ func jsonDiagnosis(d host.Diagnosis) any {
 const reportInterval = 5 * time.Second
 
 // await makes the call. Meanwhile it prints every few seconds that the inspection is still running.
-func (d doctor) await(ctx context.Context, io streams, r control.DoctorRequest) (found host.Diagnosis, err error) {
-	started, done := time.Now(), make(chan struct{})
-	go func() {
-		defer close(done)
-		found, err = d.call(ctx, r)
-	}()
-	tick := time.NewTicker(reportInterval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-done:
-			return found, err
-		case <-tick.C:
-			fmt.Fprintf(io.err, "still inspecting after %v; plugins have 20s to list their volumes\n",
-				time.Since(started).Round(time.Second))
-		}
-	}
+func (d doctor) await(ctx context.Context, p *program, r control.DoctorRequest) (host.Diagnosis, error) {
+	started := time.Now()
+	stop := every(ctx, reportInterval, func(context.Context) {
+		fmt.Fprintf(p.errs, "still inspecting after %v; plugins have 20s to list their volumes\n",
+			time.Since(started).Round(time.Second))
+	})
+	defer stop()
+	return d.call(ctx, r)
 }
 
 // repairs describes the actions of a repair.

@@ -18,7 +18,7 @@ import (
 	"holdfast/registry"
 )
 
-func newEndpoint(io streams, p *globalFlags) *cobra.Command {
+func newEndpoint(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "csi-endpoint PLUGIN SOCKET", Short: "Serve a plugin's CSI services on a socket until interrupted",
 		Long: `Serve the CSI services of a plugin on a unix socket, for any CSI client, until interrupted.
@@ -42,8 +42,8 @@ with FAILED_PRECONDITION.`,
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(io.out, "serving the CSI services of plugin %s on %s\n", plugin, args[1])
-			return forwardCSI(ctx, client, plugin, l, io.err)
+			fmt.Fprintf(p.out, "serving the CSI services of plugin %s on %s\n", plugin, args[1])
+			return forwardCSI(ctx, client, plugin, l, p.errs)
 		},
 	}
 }
@@ -125,13 +125,13 @@ func forwardConn(ctx context.Context, agent *control.Client, plugin host.PluginI
 	return nil
 }
 
-func newPluginUses(io streams, p *globalFlags) *cobra.Command {
+func newPluginUses(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "uses PLUGIN", Short: "List the volumes that clients of the CSI endpoint use",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			uses, err := p.client().EndpointUses(c.Context(), args[0])
-			return show(io, p, err, uses, writeEndpointUses)
+			return show(p, err, uses, writeEndpointUses)
 		},
 	}
 }
@@ -144,7 +144,7 @@ func writeEndpointUses(to io.Writer, uses []host.EndpointUse) error {
 	return t.write(to, "no client uses a volume")
 }
 
-func newPluginForget(io streams, p *globalFlags) *cobra.Command {
+func newPluginForget(p *program) *cobra.Command {
 	confirm := ""
 	c := &cobra.Command{
 		Use: "forget PLUGIN VOLUME --confirm VOLUME", Short: "Forget that a client of the CSI endpoint uses a volume",
@@ -157,7 +157,7 @@ a client still uses it then, data may be lost. VOLUME is the ID of the volume at
 			if err := p.client().ForgetEndpointUses(c.Context(), args[0], args[1], confirm); err != nil {
 				return err
 			}
-			_, err := fmt.Fprintf(io.out, "uses of volume %s forgotten\n", clean(args[1]))
+			_, err := fmt.Fprintf(p.out, "uses of volume %s forgotten\n", clean(args[1]))
 			return err
 		},
 	}

@@ -14,7 +14,7 @@ import (
 
 type writer = io.Writer
 
-func newEvents(io streams, p *globalFlags) *cobra.Command {
+func newEvents(p *program) *cobra.Command {
 	follow, after := false, ""
 	c := &cobra.Command{
 		Use: "events", Short: "List events of plugins and volumes", Args: usageArgs(cobra.NoArgs),
@@ -25,21 +25,21 @@ func newEvents(io streams, p *globalFlags) *cobra.Command {
 			if err != nil {
 				return usageError{fmt.Errorf("--after %q: use the number of an event, which begins its line", after)}
 			}
-			lines := json.NewEncoder(io.out)
+			lines := json.NewEncoder(p.out)
 			return p.client().Events(c.Context(), number, follow, func(e host.Event) error {
 				switch {
 				case p.json:
 					return lines.Encode(e)
 				case e.Kind == host.EventResync && number > uint64(e.Seq):
-					_, err := fmt.Fprintf(io.err, "holdfast: there is no event %d yet; the last number is %d\n", number,
+					_, err := fmt.Fprintf(p.errs, "holdfast: there is no event %d yet; the last number is %d\n", number,
 						e.Seq)
 					return err
 				case e.Kind == host.EventResync:
-					_, err := fmt.Fprintf(io.err, "holdfast: the events after %d, up to %d, are not kept any more\n",
+					_, err := fmt.Fprintf(p.errs, "holdfast: the events after %d, up to %d, are not kept any more\n",
 						number, e.Seq)
 					return err
 				}
-				_, err := fmt.Fprintf(io.out, "%6d  %s  %s\n", e.Seq, clock(e.At), clean(e.Describe()))
+				_, err := fmt.Fprintf(p.out, "%6d  %s  %s\n", e.Seq, clock(e.At), clean(e.Describe()))
 				return err
 			})
 		},

@@ -36,7 +36,7 @@ func (f *forceFlags) options() (host.Force, error) {
 	return host.Force{Confirm: f.confirm, DryRun: f.dryRun}, nil
 }
 
-func newAllocRelease(io streams, p *globalFlags) *cobra.Command {
+func newAllocRelease(p *program) *cobra.Command {
 	f := forceFlags{}
 	c := &cobra.Command{
 		Use: "release ID --force --confirm ID", Short: "Release the volumes of an alloc whose plugin is gone for good",
@@ -58,14 +58,14 @@ func newAllocRelease(io streams, p *globalFlags) *cobra.Command {
 				func(ctx context.Context, client *control.Client) ([]host.ReleaseStep, error) {
 					return client.ForceRelease(ctx, args[0], o)
 				})
-			return show(io, p, err, steps, writeSteps(f.dryRun, "alloc "+args[0]+" released"))
+			return show(p, err, steps, writeSteps(f.dryRun, "alloc "+args[0]+" released"))
 		},
 	}
 	f.flags(c, "alloc")
 	return c
 }
 
-func newVolumeDetach(io streams, p *globalFlags) *cobra.Command {
+func newVolumeDetach(p *program) *cobra.Command {
 	f, namespace, node := forceFlags{}, "", ""
 	c := &cobra.Command{
 		Use: "detach ID", Short: "Detach an unused volume from nodes",
@@ -85,7 +85,7 @@ func newVolumeDetach(io streams, p *globalFlags) *cobra.Command {
 				func(ctx context.Context, client *control.Client) ([]host.ReleaseStep, error) {
 					return client.DetachVolume(ctx, name, node, o)
 				})
-			return show(io, p, err, steps, writeSteps(f.dryRun, fmt.Sprintf("volume %s detached", name)))
+			return show(p, err, steps, writeSteps(f.dryRun, fmt.Sprintf("volume %s detached", name)))
 		},
 	}
 	c.Flags().StringVar(&node, "node", "", "only from this node")

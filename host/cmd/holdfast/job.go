@@ -16,14 +16,14 @@ import (
 	"holdfast/internal/display"
 )
 
-func newJob(io streams, p *globalFlags) *cobra.Command {
-	return group("job", "Run, stop and inspect jobs", newJobRun(io, p), newJobPlan(io, p), newJobStop(io, p),
-		newJobInspect(io, p), newJobLogs(io, p),
-		statusCommand(io, p, "List jobs, or show one with its allocs", (*control.Client).Jobs, writeJobs,
+func newJob(p *program) *cobra.Command {
+	return group("job", "Run, stop and inspect jobs", newJobRun(p), newJobPlan(p), newJobStop(p),
+		newJobInspect(p), newJobLogs(p),
+		statusCommand(p, "List jobs, or show one with its allocs", (*control.Client).Jobs, writeJobs,
 			(*control.Client).Job, writeJob))
 }
 
-func newJobRun(io streams, p *globalFlags) *cobra.Command {
+func newJobRun(p *program) *cobra.Command {
 	v, o, wait := &variables{}, agent.SubmitOptions{}, false
 	c := &cobra.Command{
 		Use: "run FILE...", Short: "Run or update jobs",
@@ -37,7 +37,7 @@ func newJobRun(io streams, p *globalFlags) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return each(list, func(src control.Submission) error { return p.runJob(c.Context(), io, src, o, wait) })
+			return each(list, func(src control.Submission) error { return p.runJob(c.Context(), src, o, wait) })
 		},
 	}
 	v.flags(c)
@@ -48,8 +48,8 @@ func newJobRun(io streams, p *globalFlags) *cobra.Command {
 }
 
 // runJob submits a job.
-func (p *globalFlags) runJob(
-	ctx context.Context, io streams, src control.Submission, o agent.SubmitOptions, wait bool,
+func (p *program) runJob(
+	ctx context.Context, src control.Submission, o agent.SubmitOptions, wait bool,
 ) error {
 	job, err := p.client().RunJob(ctx, src, o)
 	done := err == nil && job.Status == "complete"
@@ -60,33 +60,33 @@ func (p *globalFlags) runJob(
 		return err
 	}
 	if p.json {
-		return errors.Join(writeJSON(io.out, job), failedAllocs(job, wait))
+		return errors.Join(writeJSON(p.out, job), failedAllocs(job, wait))
 	}
 	for _, w := range job.Warnings {
-		fmt.Fprintln(io.err, "warning:", w)
+		fmt.Fprintln(p.errs, "warning:", w)
 	}
 	next := ""
 	if !wait && !done {
 		next = "; see " + display.Command("holdfast job status", job.ID)
 	}
-	fmt.Fprintf(io.out, "job %s: version %d, %s%s\n", job.ID, job.Version, job.Status, next)
+	fmt.Fprintf(p.out, "job %s: version %d, %s%s\n", job.ID, job.Version, job.Status, next)
 	if r := job.Roll; r != nil && r.State == agent.RollStarting {
-		fmt.Fprintf(io.out, "version %d follows once its plugins are healthy\n", r.Version)
+		fmt.Fprintf(p.out, "version %d follows once its plugins are healthy\n", r.Version)
 	}
 	if done {
-		fmt.Fprintln(io.out, "no changes: all allocs are complete; use --rerun to run them again")
+		fmt.Fprintln(p.out, "no changes: all allocs are complete; use --rerun to run them again")
 	}
 	return failedAllocs(job, wait)
 }
 
-func newJobInspect(io streams, p *globalFlags) *cobra.Command {
+func newJobInspect(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "inspect ID", Short: "Print a job as it was submitted", Args: usageArgs(cobra.ExactArgs(1)),
 		Long: "Print the file of a job as it was submitted. With --json also its version and the values of its " +
 			"variables.",
 		RunE: func(c *cobra.Command, args []string) error {
 			src, err := p.client().JobSource(c.Context(), args[0])
-			return show(io, p, err, src, func(to writer, src control.JobSource) error {
+			return show(p, err, src, func(to writer, src control.JobSource) error {
 				_, err := fmt.Fprint(display.Exact(to), src.Text)
 				return err
 			})
@@ -94,7 +94,7 @@ func newJobInspect(io streams, p *globalFlags) *cobra.Command {
 	}
 }
 
-func newJobPlan(io streams, p *globalFlags) *cobra.Command {
+func newJobPlan(p *program) *cobra.Command {
 	v := &variables{}
 	c := &cobra.Command{
 		Use: "plan FILE", Short: "Show whether the volumes of a job could be mounted now, and why not",
@@ -108,7 +108,7 @@ func newJobPlan(io streams, p *globalFlags) *cobra.Command {
 				return err
 			}
 			places, err := p.client().PlanJob(c.Context(), src)
-			if err := show(io, p, err, places, writePlan); err != nil {
+			if err := show(p, err, places, writePlan); err != nil {
 				return err
 			}
 			if slices.ContainsFunc(places, func(p agent.Placement) bool { return len(p.Reasons) > 0 }) {
@@ -135,7 +135,7 @@ func writePlan(to io.Writer, places []agent.Placement) error {
 }
 
 // awaitJob waits until the allocs of the job's version have ended or are running with healthy plugins.
-func (p *globalFlags) awaitJob(ctx context.Context, job control.Job) (control.Job, error) {
+func (p *program) awaitJob(ctx context.Context, job control.Job) (control.Job, error) {
 	client := p.client()
 	now, err := acrossRestarts(ctx, client, func() (control.Job, error) { return client.AwaitJob(ctx, job.ID) })
 	began := job.Roll != nil && job.Roll.State == agent.RollStarting
@@ -158,7 +158,7 @@ func failedAllocs(j control.Job, waited bool) error {
 	return nil
 }
 
-func newJobStop(io streams, p *globalFlags) *cobra.Command {
+func newJobStop(p *program) *cobra.Command {
 	o, wait := agent.StopOptions{}, false
 	c := &cobra.Command{
 		Use: "stop ID...", Short: "Stop jobs",
@@ -178,9 +178,9 @@ func newJobStop(io streams, p *globalFlags) *cobra.Command {
 				}
 			}
 			if p.json {
-				return writeJSON(io.out, map[string]string{"id": args[0]})
+				return writeJSON(p.out, map[string]string{"id": args[0]})
 			}
-			fmt.Fprintf(io.out, "job %s %s\n", args[0], status)
+			fmt.Fprintf(p.out, "job %s %s\n", args[0], status)
 			return nil
 		},
 	}
@@ -192,7 +192,7 @@ func newJobStop(io streams, p *globalFlags) *cobra.Command {
 
 // statusCommand returns a command that lists objects. With an argument it shows the object with that name.
 func statusCommand[T any](
-	io streams, p *globalFlags, short string,
+	p *program, short string,
 	list func(*control.Client, context.Context) ([]T, error), writeList func(io.Writer, []T) error,
 	get func(*control.Client, context.Context, string) (T, error), write func(io.Writer, T) error,
 ) *cobra.Command {
@@ -201,23 +201,23 @@ func statusCommand[T any](
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				all, err := list(p.client(), c.Context())
-				return show(io, p, err, all, writeList)
+				return show(p, err, all, writeList)
 			}
 			v, err := get(p.client(), c.Context(), args[0])
-			return show(io, p, err, v, write)
+			return show(p, err, v, write)
 		},
 	}
 }
 
 // show writes an answer as JSON or as text.
-func show[T any](io streams, p *globalFlags, err error, v T, write func(io.Writer, T) error) error {
+func show[T any](p *program, err error, v T, write func(io.Writer, T) error) error {
 	switch {
 	case err != nil:
 		return err
 	case p.json:
-		return writeJSON(io.out, v)
+		return writeJSON(p.out, v)
 	}
-	return write(io.out, v)
+	return write(p.out, v)
 }
 
 func writeJobs(to io.Writer, jobs []control.Job) error {

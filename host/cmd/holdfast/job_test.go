@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -37,7 +38,7 @@ func TestWaitForAJobOutlivesItsAgent(t *testing.T) {
 	})}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
-	job, err := (&globalFlags{address: socket}).awaitJob(t.Context(), control.Job{})
+	job, err := (&program{address: socket, errs: io.Discard}).awaitJob(t.Context(), control.Job{})
 	if err != nil || job.Status != "running" || asked != 3 {
 		t.Errorf("%+v, %v, asked %d times", job, err, asked)
 	}

@@ -31,7 +31,7 @@ func (f *logFlags) flags(c *cobra.Command) {
 	c.MarkFlagsMutuallyExclusive("stdout", "stderr")
 }
 
-func newAllocLogs(io streams, p *globalFlags) *cobra.Command {
+func newAllocLogs(p *program) *cobra.Command {
 	f := &logFlags{}
 	c := &cobra.Command{
 		Use: "logs ID [TASK]", Short: "Print the logs of a task", Args: usageArgs(cobra.RangeArgs(1, 2)),
@@ -40,13 +40,13 @@ func newAllocLogs(io streams, p *globalFlags) *cobra.Command {
 		RunE: func(c *cobra.Command, args []string) error {
 			client, id := p.client(), args[0]
 			if len(args) == 2 {
-				return f.copy(c.Context(), client, id, args[1], f.outputs(io))
+				return f.copy(c.Context(), client, id, args[1], f.outputs(p))
 			}
 			id, task, err := onlyTask(c, client, id)
 			if err != nil {
 				return err
 			}
-			return f.copy(c.Context(), client, id, task, f.outputs(io))
+			return f.copy(c.Context(), client, id, task, f.outputs(p))
 		},
 	}
 	f.flags(c)
@@ -70,7 +70,7 @@ func onlyTask(c *cobra.Command, client *control.Client, prefix string) (id, task
 	return a.ID, string(a.Tasks[0].Name), nil
 }
 
-func newJobLogs(io streams, p *globalFlags) *cobra.Command {
+func newJobLogs(p *program) *cobra.Command {
 	f := &logFlags{}
 	c := &cobra.Command{
 		Use: "logs ID [TASK]", Short: "Print the logs of a job", Args: usageArgs(cobra.RangeArgs(1, 2)),
@@ -89,7 +89,7 @@ func newJobLogs(io streams, p *globalFlags) *cobra.Command {
 					return fmt.Errorf("no alloc of job %s has a task %q", job.ID, args[1])
 				}
 			}
-			return f.copyAll(c.Context(), client, list, io)
+			return f.copyAll(c.Context(), client, list, p)
 		},
 	}
 	f.flags(c)
@@ -114,8 +114,8 @@ func newestTasks(job control.Job) (list []jobTask) {
 }
 
 // outputs returns the destination of each stream of a task.
-func (f *logFlags) outputs(io streams) map[taskdriver.Stream]writer {
-	out, errs := display.Exact(io.out), display.Exact(io.err)
+func (f *logFlags) outputs(p *program) map[taskdriver.Stream]writer {
+	out, errs := display.Exact(p.out), display.Exact(p.errs)
 	switch {
 	case f.stdout:
 		return map[taskdriver.Stream]writer{taskdriver.Stdout: out}
@@ -126,13 +126,13 @@ func (f *logFlags) outputs(io streams) map[taskdriver.Stream]writer {
 }
 
 // copyAll copies the logs of tasks, one after the other. With Follow it copies them at the same time.
-func (f *logFlags) copyAll(ctx context.Context, client *control.Client, list []jobTask, io streams) error {
+func (f *logFlags) copyAll(ctx context.Context, client *control.Client, list []jobTask, p *program) error {
 	if len(list) == 1 {
-		return f.copy(ctx, client, list[0].alloc, list[0].task, f.outputs(io))
+		return f.copy(ctx, client, list[0].alloc, list[0].task, f.outputs(p))
 	}
 	var lock sync.Mutex // lines are written as a whole
 	return inTurn(list, f.Follow, func(t jobTask) error {
-		streams, lines := f.outputs(io), []*lineWriter{}
+		streams, lines := f.outputs(p), []*lineWriter{}
 		for name, to := range streams {
 			w := &lineWriter{to: to, lock: &lock, prefix: fmt.Sprintf("%s %s | ", short(t.alloc), t.task)}
 			streams[name], lines = w, append(lines, w)

@@ -189,7 +189,7 @@ func TestHelpFitsTheTerminal(t *testing.T) {
 			check(sub)
 		}
 	}
-	check(newRoot(streams{}, &globalFlags{}))
+	check(newRoot(&program{}))
 }
 
 func TestTableFitsTheTerminal(t *testing.T) {
@@ -300,7 +300,7 @@ func TestCommandsPrintJSONAndCompleteIDs(t *testing.T) {
 			t.Errorf("%s has no --json", c.CommandPath())
 		}
 	}
-	check(newRoot(streams{}, &globalFlags{}))
+	check(newRoot(&program{}))
 }
 
 func TestVersionAsJSON(t *testing.T) {
@@ -384,7 +384,7 @@ func TestAdvisedCommandsAreValid(t *testing.T) {
 		t.Errorf("only %d commands are advised: %v", len(advised), advised)
 	}
 	for line := range advised {
-		c, args, err := newRoot(streams{io.Discard, io.Discard}, &globalFlags{}).Find(strings.Fields(line)[1:])
+		c, args, err := newRoot(&program{out: io.Discard, errs: io.Discard}).Find(strings.Fields(line)[1:])
 		if err == nil {
 			err = c.ParseFlags(args)
 		}

@@ -16,33 +16,33 @@ import (
 	"holdfast/registry"
 )
 
-func newNode(io streams, p *globalFlags) *cobra.Command {
+func newNode(p *program) *cobra.Command {
 	return group("node", "Inspect and drain the nodes of a cluster",
-		statusCommand(io, p, "List nodes, or show one",
+		statusCommand(p, "List nodes, or show one",
 			func(c *control.Client, ctx context.Context) ([]host.NodeStatus, error) {
 				all, err := c.Nodes(ctx)
-				warnStale(io, control.Stale(all))
+				p.warnStale(control.Stale(all))
 				if len(all) > 0 && all[0].Unformed != "" {
-					fmt.Fprintln(io.err, clean(all[0].Unformed))
+					fmt.Fprintln(p.errs, clean(all[0].Unformed))
 				}
 				return all, err
 			}, writeNodes,
 			func(c *control.Client, ctx context.Context, id string) (host.NodeStatus, error) {
 				n, err := c.Node(ctx, id)
-				warnStale(io, n.Stale)
+				p.warnStale(n.Stale)
 				return n, err
 			}, writeNode),
-		newNodeDrain(io, p), newNodeOutOfService(io, p), newNodeForget(io, p))
+		newNodeDrain(p), newNodeOutOfService(p), newNodeForget(p))
 }
 
 // warnStale prints on stderr why the shown state of the cluster may be outdated.
-func warnStale(io streams, why string) {
+func (p *program) warnStale(why string) {
 	if why != "" {
-		fmt.Fprintf(io.err, "this may be outdated: %s\n", clean(why))
+		fmt.Fprintf(p.errs, "this may be outdated: %s\n", clean(why))
 	}
 }
 
-func newNodeDrain(io streams, p *globalFlags) *cobra.Command {
+func newNodeDrain(p *program) *cobra.Command {
 	off, deadline, reason := false, time.Duration(0), ""
 	c := &cobra.Command{
 		Use: "drain ID", Short: "Stop the allocs of a node, and refuse new claims there",
@@ -63,7 +63,7 @@ func newNodeDrain(io streams, p *globalFlags) *cobra.Command {
 				func(ctx context.Context, client *control.Client) (host.NodeStatus, error) {
 					return client.DrainNode(ctx, args[0], off, deadline, reason)
 				})
-			return show(io, p, err, n, func(to writer, n host.NodeStatus) error {
+			return show(p, err, n, func(to writer, n host.NodeStatus) error {
 				_, err := fmt.Fprintf(to, "node %s is %s\n", n.Name, control.NodeState(n))
 				return err
 			})
@@ -75,7 +75,7 @@ func newNodeDrain(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
-func newNodeOutOfService(io streams, p *globalFlags) *cobra.Command {
+func newNodeOutOfService(p *program) *cobra.Command {
 	confirm, reason := "", ""
 	c := &cobra.Command{
 		Use: "out-of-service ID --confirm ID", Short: "Release the volumes of a node whose machine is off",
@@ -91,7 +91,7 @@ func newNodeOutOfService(io streams, p *globalFlags) *cobra.Command {
 				func(ctx context.Context, client *control.Client) (host.NodeStatus, error) {
 					return client.NodeOutOfService(ctx, args[0], confirm, reason)
 				})
-			return show(io, p, err, n, func(to writer, n host.NodeStatus) error {
+			return show(p, err, n, func(to writer, n host.NodeStatus) error {
 				_, err := fmt.Fprintf(to, "node %s is %s; to see its claims being released: holdfast claim list\n",
 					n.Name, control.NodeState(n))
 				return err
@@ -103,7 +103,7 @@ func newNodeOutOfService(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
-func newNodeForget(io streams, p *globalFlags) *cobra.Command {
+func newNodeForget(p *program) *cobra.Command {
 	reason := ""
 	c := &cobra.Command{
 		Use: "forget ID", Short: "Remove a node that never comes back", Args: usageArgs(cobra.ExactArgs(1)),
@@ -115,7 +115,7 @@ have to be deregistered.
 If the node comes back after all, it unmounts its volumes and is listed again.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			err := p.client().ForgetNode(c.Context(), args[0], reason)
-			return show(io, p, err, map[string]string{"node": args[0]}, func(to writer, _ map[string]string) error {
+			return show(p, err, map[string]string{"node": args[0]}, func(to writer, _ map[string]string) error {
 				_, err := fmt.Fprintf(to, "node %s is forgotten\n", clean(args[0]))
 				return err
 			})

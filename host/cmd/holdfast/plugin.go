@@ -20,14 +20,14 @@ import (
 	"holdfast/registry"
 )
 
-func newPlugin(io streams, p *globalFlags) *cobra.Command {
+func newPlugin(p *program) *cobra.Command {
 	return group("plugin", "Manage CSI plugins",
-		statusCommand(io, p, "List plugins, or show one with its instances and tasks", (*control.Client).Plugins,
+		statusCommand(p, "List plugins, or show one with its instances and tasks", (*control.Client).Plugins,
 			writePlugins, (*control.Client).Plugin, writePlugin),
-		newPluginCapacity(io, p), newPluginRoll(io, p), newPluginUses(io, p), newPluginForget(io, p))
+		newPluginCapacity(p), newPluginRoll(p), newPluginUses(p), newPluginForget(p))
 }
 
-func newPluginRoll(io streams, p *globalFlags) *cobra.Command {
+func newPluginRoll(p *program) *cobra.Command {
 	o := agent.RollOptions{}
 	c := &cobra.Command{
 		Use: "roll ID", Short: "Replace the running instances of a plugin",
@@ -54,13 +54,13 @@ func newPluginRoll(io streams, p *globalFlags) *cobra.Command {
 					if err != nil {
 						return plugin, err
 					}
-					return p.awaitRoll(ctx, client, io, plugin, o.Drain)
+					return p.awaitRoll(ctx, client, plugin, o.Drain)
 				})
 			if err != nil {
 				return err
 			}
 			if p.json {
-				err = writeJSON(io.out, plugin.Rolls)
+				err = writeJSON(p.out, plugin.Rolls)
 			}
 			for _, r := range plugin.Rolls {
 				if r.State == agent.RollFailed {
@@ -78,22 +78,22 @@ func newPluginRoll(io streams, p *globalFlags) *cobra.Command {
 
 // awaitRoll waits until the rolls of a plugin are done or have failed. It also returns when they only wait for users of
 // mounts that drain does not restart. It prints each change.
-func (p *globalFlags) awaitRoll(
-	ctx context.Context, client *control.Client, io streams, plugin control.Plugin, drain bool,
+func (p *program) awaitRoll(
+	ctx context.Context, client *control.Client, plugin control.Plugin, drain bool,
 ) (control.Plugin, error) {
 	said := map[string]string{}
 	for {
 		for _, r := range plugin.Rolls {
 			if text := r.String(); said[r.Job] != text && !p.json {
 				said[r.Job] = text
-				fmt.Fprintln(io.out, text)
+				fmt.Fprintln(p.out, text)
 			}
 		}
 		switch {
 		case !plugin.Rolling():
 			return plugin, nil
 		case plugin.Held() && !drain:
-			fmt.Fprintln(io.err, "the old instance ends when these volumes are released; to restart their users: "+
+			fmt.Fprintln(p.errs, "the old instance ends when these volumes are released; to restart their users: "+
 				display.Command("holdfast plugin roll --drain", plugin.ID))
 			return plugin, nil
 		}
@@ -106,7 +106,7 @@ func (p *globalFlags) awaitRoll(
 	}
 }
 
-func newPluginCapacity(io streams, p *globalFlags) *cobra.Command {
+func newPluginCapacity(p *program) *cobra.Command {
 	var parameters, topology []string
 	wait := time.Duration(0)
 	c := &cobra.Command{
@@ -124,7 +124,7 @@ func newPluginCapacity(io streams, p *globalFlags) *cobra.Command {
 			client := p.client()
 			client.Wait = wait
 			capacity, err := client.PluginCapacity(c.Context(), q)
-			return show(io, p, err, capacity, writeCapacity)
+			return show(p, err, capacity, writeCapacity)
 		},
 	}
 	waitFlag(c, &wait)

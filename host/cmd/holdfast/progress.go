@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"sync"
@@ -40,9 +39,7 @@ func (l *lines) write(s line) {
 	defer l.mu.Unlock()
 	s.Seconds = time.Since(l.begin).Round(time.Millisecond).Seconds()
 	if l.json {
-		e := json.NewEncoder(l.out)
-		e.SetEscapeHTML(false)
-		_ = e.Encode(s)
+		writeJSONLine(l.out, s)
 		return
 	}
 	fmt.Fprintf(l.out, "%6.2fs  %s\n", s.Seconds, clean(s.Text))

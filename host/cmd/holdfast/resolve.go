@@ -22,7 +22,7 @@ var readOnly = []string{"status", "inspect", "logs", "capacity", "diff"}
 
 // resolving returns a command that resolves its arguments if run does not find them. For exact IDs this makes no
 // further request.
-func (p *globalFlags) resolving(run runFunc, listers []lister) runFunc {
+func (p *program) resolving(run runFunc, listers []lister) runFunc {
 	return func(c *cobra.Command, args []string) error {
 		err := run(c, args)
 		if !errors.Is(err, registry.ErrNotFound) {

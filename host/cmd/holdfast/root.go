@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -60,16 +59,13 @@ var errReported = errors.New("failed")
 // errIncomplete means that an inspection without findings was incomplete. That was already printed.
 var errIncomplete = errors.New("the inspection is incomplete")
 
-// streams are the outputs of a command.
-type streams struct{ out, err io.Writer }
-
-// globalFlags are the flags of all commands.
-type globalFlags struct {
+// program is one run of this program: the flags of all commands, and the outputs.
+type program struct {
 	state, run, address string
 	json                bool
 	logLevel            string
 
-	errs io.Writer // where waits are shown; nil: nowhere
+	out, errs io.Writer
 
 	traces *otlp.Exporter // nil: no traces are wanted
 	end    func(error)    // ends the span of the command; nil: there is none
@@ -79,12 +75,11 @@ const defaultState = "/var/lib/holdfast"
 
 // run runs the program. All output passes through display.Writer, because texts of jobs and plugins are untrusted.
 func run(args []string, out, errs io.Writer) int {
-	out, errs = display.NewWriter(out), display.NewWriter(errs)
-	p := &globalFlags{errs: errs}
-	root := newRoot(streams{out, errs}, p)
+	p := &program{out: display.NewWriter(out), errs: display.NewWriter(errs)}
+	root := newRoot(p)
 	root.SetArgs(args)
-	root.SetOut(out)
-	root.SetErr(errs)
+	root.SetOut(p.out)
+	root.SetErr(p.errs)
 	err := root.ExecuteContext(context.Background()) // the root context
 	p.endTrace(err)
 	p.json = p.json || slices.Contains(args, "--json") // an error in other flags may come before --json was parsed
@@ -93,7 +88,7 @@ func run(args []string, out, errs io.Writer) int {
 		list = failures{err}
 	}
 	for _, e := range list {
-		p.report(errs, e)
+		p.report(e)
 	}
 	return exitCode(err)
 }
@@ -106,7 +101,7 @@ type errorLine struct {
 }
 
 // report prints an error, unless it was already printed.
-func (p *globalFlags) report(to io.Writer, err error) {
+func (p *program) report(err error) {
 	if _, said := errors.AsType[commandExit](err); said || err == nil || errors.Is(err, errReported) ||
 		errors.Is(err, errIncomplete) {
 		return
@@ -121,14 +116,12 @@ func (p *globalFlags) report(to io.Writer, err error) {
 		line.Next = "run the command as root, or name directories of your own: --state-dir, --run-dir"
 	}
 	if p.json {
-		e := json.NewEncoder(to) // one object per line
-		e.SetEscapeHTML(false)
-		_ = e.Encode(line)
+		writeJSONLine(p.errs, line)
 		return
 	}
-	fmt.Fprintln(to, "holdfast:", line.Error)
+	fmt.Fprintln(p.errs, "holdfast:", line.Error)
 	if line.Next != "" {
-		fmt.Fprintln(to, line.Next)
+		fmt.Fprintln(p.errs, line.Next)
 	}
 }
 
@@ -152,7 +145,7 @@ func kindOf(err error) string {
 }
 
 // adviseNoAgent returns what to do if no agent answers. It does not advise to start an agent that is already running.
-func (p *globalFlags) adviseNoAgent() string {
+func (p *program) adviseNoAgent() string {
 	if p.address == "" || p.state != "" {
 		if pid, held := host.LockHolder(p.stateDir()); held {
 			return fmt.Sprintf("an agent runs: process %s uses %s. If its control socket was removed, it makes a new "+
@@ -193,11 +186,11 @@ func isCobraUsage(err error) bool {
 	return slices.ContainsFunc(starts, func(s string) bool { return strings.HasPrefix(err.Error(), s) })
 }
 
-func newRoot(io streams, p *globalFlags) *cobra.Command {
+func newRoot(p *program) *cobra.Command {
 	root := group("holdfast", "Run jobs with CSI storage on this node",
-		newRun(io, p), newAgent(io, p), newValidate(io, p), newJob(io, p), newPlugin(io, p), newVolume(io, p),
-		newSnapshot(io, p), newGroupSnapshot(io, p), newAlloc(io, p), newClaim(io, p), newNode(io, p), newEvents(io, p),
-		newShim(io, p), newDoctor(io, p), newCluster(io, p), newEndpoint(io, p), newVersion(io, p), newDocs())
+		newRun(p), newAgent(p), newValidate(p), newJob(p), newPlugin(p), newVolume(p),
+		newSnapshot(p), newGroupSnapshot(p), newAlloc(p), newClaim(p), newNode(p), newEvents(p),
+		newShim(p), newDoctor(p), newCluster(p), newEndpoint(p), newVersion(p), newDocs())
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.Long = `Run jobs with CSI storage on this node.
 
@@ -287,7 +280,7 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
-func (p *globalFlags) stateDir() string {
+func (p *program) stateDir() string {
 	if p.state == "" {
 		return resolved(defaultState)
 	}
@@ -316,7 +309,7 @@ func runDirs(state string) []string {
 }
 
 // runDir returns the first of runDirs that can be created.
-func (p *globalFlags) runDir(state string) string {
+func (p *program) runDir(state string) string {
 	if p.run != "" {
 		return resolved(p.run)
 	}
@@ -329,17 +322,15 @@ func (p *globalFlags) runDir(state string) string {
 }
 
 // client returns a client for the agent that the flags select. It shows what its calls wait for.
-func (p *globalFlags) client() *control.Client {
+func (p *program) client() *control.Client {
 	c := control.NewClient(p.socket())
 	c.Trace(p.traces.Provider())
-	if p.errs != nil {
-		c.Waiting = (&waiter{to: p.errs, json: p.json}).report
-	}
+	c.Waiting = (&waiter{to: p.errs, json: p.json}).report
 	return c
 }
 
 // socket returns the path of the agent's control socket.
-func (p *globalFlags) socket() string {
+func (p *program) socket() string {
 	switch {
 	case p.address != "":
 		return strings.TrimPrefix(p.address, "unix://")
@@ -356,7 +347,7 @@ func (p *globalFlags) socket() string {
 }
 
 // checkLevel refuses an unknown log level.
-func (p *globalFlags) checkLevel() error {
+func (p *program) checkLevel() error {
 	if p.logLevel != "" && hclog.LevelFromString(p.logLevel) == hclog.NoLevel {
 		return badFlag("log-level", " %q: use trace, debug, info, warn or error", p.logLevel)
 	}
@@ -364,7 +355,7 @@ func (p *globalFlags) checkLevel() error {
 }
 
 // checkAddress refuses an address that is not a unix socket.
-func (p *globalFlags) checkAddress() error {
+func (p *program) checkAddress() error {
 	if strings.Contains(strings.TrimPrefix(p.address, "unix://"), "://") {
 		return badFlag("address", " %q: use the path of a socket, or unix://PATH", p.address)
 	}
@@ -392,7 +383,7 @@ func formOf(flag *pflag.Flag) string {
 	return "a number"
 }
 
-func (p *globalFlags) logger(io streams, byDefault string) hclog.Logger {
+func (p *program) logger(byDefault string) hclog.Logger {
 	level := hclog.LevelFromString(cmp.Or(p.logLevel, byDefault))
-	return hclog.New(&hclog.LoggerOptions{Name: "holdfast", Level: level, Output: io.err})
+	return hclog.New(&hclog.LoggerOptions{Name: "holdfast", Level: level, Output: p.errs})
 }

@@ -29,7 +29,7 @@ type runFlags struct {
 	stopTimeout   time.Duration
 }
 
-func newRun(io streams, p *globalFlags) *cobra.Command {
+func newRun(p *program) *cobra.Command {
 	f := &runFlags{}
 	c := &cobra.Command{
 		Use: "run FILE...", Short: "Run jobs in the foreground",
@@ -48,7 +48,7 @@ Without --state-dir the state is in a temporary directory, which is removed
 unless something is left. Volumes stay unless --delete-volumes is set. The
 other commands work with the --address that is printed first.`,
 		Args: usageArgs(cobra.MinimumNArgs(1)),
-		RunE: func(c *cobra.Command, args []string) error { return runForeground(c.Context(), io, p, f, args) },
+		RunE: func(c *cobra.Command, args []string) error { return runForeground(c.Context(), p, f, args) },
 	}
 	f.agentFlags.flags(c)
 	f.variables.flags(c)
@@ -58,7 +58,7 @@ other commands work with the --address that is printed first.`,
 }
 
 // runForeground prepares the directories, and removes a temporary state directory at the end.
-func runForeground(ctx context.Context, io streams, p *globalFlags, f *runFlags, paths []string) error {
+func runForeground(ctx context.Context, p *program, f *runFlags, paths []string) error {
 	files, err := f.readFiles(paths)
 	for _, f := range files {
 		err = errors.Join(err, f.err)
@@ -81,9 +81,9 @@ func runForeground(ctx context.Context, io streams, p *globalFlags, f *runFlags,
 		run = func(state string) string { return state + "/run" }
 	}
 	f.traces = p.traces.Provider()
-	o := &foreground{flags: f, files: files, lines: newLines(io.out, p.json), signals: signals}
+	o := &foreground{flags: f, files: files, lines: newLines(p.out, p.json), signals: signals}
 	opening, opened := untilSignal(ctx, signals)
-	o.service, err = openService(opening, state, run(state), &f.agentFlags, p.logger(io, "warn"))
+	o.service, err = openService(opening, state, run(state), &f.agentFlags, p.logger("warn"))
 	opened()
 	o.first, _ = errors.AsType[interrupted](context.Cause(opening))
 	if err != nil {

@@ -17,18 +17,18 @@ import (
 	"holdfast/host/agent/control"
 )
 
-func newShim(io streams, p *globalFlags) *cobra.Command {
-	return group("shim", "Inspect or replace the shim", newShimStatus(io, p), newShimSwap(io, p),
-		newShimRollback(io, p),
-		newShimHistory(io, p))
+func newShim(p *program) *cobra.Command {
+	return group("shim", "Inspect or replace the shim", newShimStatus(p), newShimSwap(p),
+		newShimRollback(p),
+		newShimHistory(p))
 }
 
-func newShimStatus(io streams, p *globalFlags) *cobra.Command {
+func newShimStatus(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "status", Short: "Show the active shim", Args: usageArgs(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			shim, err := p.client().Shim(c.Context())
-			return show(io, p, err, shim, writeShim)
+			return show(p, err, shim, writeShim)
 		},
 	}
 }
@@ -70,7 +70,7 @@ func shimFacts(s host.ShimState) []any {
 	return list
 }
 
-func newShimSwap(io streams, p *globalFlags) *cobra.Command {
+func newShimSwap(p *program) *cobra.Command {
 	sum := ""
 	c := &cobra.Command{
 		Use: "swap PATH", Short: "Replace the shim without interrupting tasks",
@@ -82,7 +82,7 @@ func newShimSwap(io streams, p *globalFlags) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return p.swap(c.Context(), io, control.SwapRequest{Path: path, SHA256: sum, By: operator()})
+			return p.swap(c.Context(), control.SwapRequest{Path: path, SHA256: sum, By: operator()})
 		},
 	}
 	c.Flags().StringVar(&sum, "sha256", "", "expected digest of the binary (default: the content of PATH.sha256; "+
@@ -90,7 +90,7 @@ func newShimSwap(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
-func newShimRollback(io streams, p *globalFlags) *cobra.Command {
+func newShimRollback(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "rollback", Short: "Replace the shim with the previous one", Args: usageArgs(cobra.NoArgs),
 		Long: "Replace the shim with the binary that ran before the last swap. " +
@@ -105,7 +105,7 @@ func newShimRollback(io streams, p *globalFlags) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return p.swap(c.Context(), io, control.SwapRequest{SHA256: before, By: operator()})
+			return p.swap(c.Context(), control.SwapRequest{SHA256: before, By: operator()})
 		},
 	}
 }
@@ -129,7 +129,7 @@ func operator() string {
 	return name
 }
 
-func newShimHistory(io streams, p *globalFlags) *cobra.Command {
+func newShimHistory(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "history", Short: "List swaps, newest first", Args: usageArgs(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -138,7 +138,7 @@ func newShimHistory(io streams, p *globalFlags) *cobra.Command {
 			for i, r := range list {
 				views[i] = swapJSONOf(r)
 			}
-			return show(io, p, err, views, func(to writer, _ []swapJSON) error { return writeSwaps(to, list) })
+			return show(p, err, views, func(to writer, _ []swapJSON) error { return writeSwaps(to, list) })
 		},
 	}
 }
@@ -164,7 +164,7 @@ func swapJSONOf(r host.SwapReport) swapJSON {
 }
 
 // swap asks the agent for a swap, and writes the report as JSON or as text.
-func (p *globalFlags) swap(ctx context.Context, io streams, ask control.SwapRequest) error {
+func (p *program) swap(ctx context.Context, ask control.SwapRequest) error {
 	report, err := p.client().Swap(ctx, ask)
 	if err != nil {
 		return err
@@ -173,7 +173,7 @@ func (p *globalFlags) swap(ctx context.Context, io streams, ask control.SwapRequ
 	if err != nil {
 		now.SHA256 = report.To // the swap is done, even if the request above has failed
 	}
-	return show(io, p, nil, swapJSONOf(report), func(to writer, _ swapJSON) error {
+	return show(p, nil, swapJSONOf(report), func(to writer, _ swapJSON) error {
 		return writeSwapped(to, report, now.ShimState)
 	})
 }

@@ -28,22 +28,22 @@ var (
 	groupSnapshots = snapshotKind{"group-snapshot", "group snapshot", (*control.Client).GroupSnapshots}
 )
 
-func newSnapshot(io streams, p *globalFlags) *cobra.Command {
-	create := newSnapshotCreate(io, p, snapshots, func(spec *host.SnapshotSpec, args []string) {
+func newSnapshot(p *program) *cobra.Command {
+	create := newSnapshotCreate(p, snapshots, func(spec *host.SnapshotSpec, args []string) {
 		spec.Volume, spec.ID = registry.VolumeID(args[0]), registry.SnapshotID(args[1])
 	})
 	create.Use, create.Short = "create VOLUME ID", "Take a snapshot of a volume and wait until it is ready to use"
 	create.Args = usageArgs(cobra.ExactArgs(2))
 	return group("snapshot", "Manage snapshots of volumes", create,
-		newSnapshotList(io, p), newSnapshotStatus(io, p, snapshots), newSnapshotDiff(io, p),
-		newSnapshotDelete(io, p, snapshots, "delete", "Delete snapshots; volumes created from them stay",
+		newSnapshotList(p), newSnapshotStatus(p, snapshots), newSnapshotDiff(p),
+		newSnapshotDelete(p, snapshots, "delete", "Delete snapshots; volumes created from them stay",
 			control.SnapshotClient.Delete),
-		newSnapshotDelete(io, p, snapshots, "deregister",
+		newSnapshotDelete(p, snapshots, "deregister",
 			"Remove the records of snapshots; the plugin keeps the snapshots", control.SnapshotClient.Deregister))
 }
 
-func newGroupSnapshot(io streams, p *globalFlags) *cobra.Command {
-	create := newSnapshotCreate(io, p, groupSnapshots, func(spec *host.SnapshotSpec, args []string) {
+func newGroupSnapshot(p *program) *cobra.Command {
+	create := newSnapshotCreate(p, groupSnapshots, func(spec *host.SnapshotSpec, args []string) {
 		spec.ID = registry.SnapshotID(args[0])
 		for _, id := range args[1:] {
 			spec.Volumes = append(spec.Volumes, registry.VolumeID(id))
@@ -57,18 +57,18 @@ The volumes belong to one plugin. The ID of each snapshot is ID-VOLUME. Volumes 
 created from it; it is deleted only with the group.`
 	create.Args = usageArgs(cobra.MinimumNArgs(2))
 	return group("group-snapshot", "Manage snapshots of several volumes, taken at one point in time", create,
-		newGroupSnapshotList(io, p), newSnapshotStatus(io, p, groupSnapshots),
-		newSnapshotDelete(io, p, groupSnapshots, "delete",
+		newGroupSnapshotList(p), newSnapshotStatus(p, groupSnapshots),
+		newSnapshotDelete(p, groupSnapshots, "delete",
 			"Delete group snapshots with all their snapshots; volumes created from them stay",
 			control.SnapshotClient.Delete),
-		newSnapshotDelete(io, p, groupSnapshots, "deregister",
+		newSnapshotDelete(p, groupSnapshots, "deregister",
 			"Remove the records of group snapshots; the plugin keeps their snapshots",
 			control.SnapshotClient.Deregister))
 }
 
 // newSnapshotCreate returns a command to which the caller adds the usage. read reads the arguments into the spec.
 func newSnapshotCreate(
-	io streams, p *globalFlags, kind snapshotKind, read func(spec *host.SnapshotSpec, args []string),
+	p *program, kind snapshotKind, read func(spec *host.SnapshotSpec, args []string),
 ) *cobra.Command {
 	namespace, name, wait := "", "", time.Duration(0)
 	var parameters, secrets []string
@@ -89,7 +89,7 @@ func newSnapshotCreate(
 				func(ctx context.Context, client *control.Client) (host.Snapshot, error) {
 					return kind.client(client).Create(ctx, spec)
 				})
-			return show(io, p, err, snap, writeTaken)
+			return show(p, err, snap, writeTaken)
 		},
 	}
 	snapshotNamespace(c, &namespace)
@@ -166,7 +166,7 @@ func secretReferences(list []string) (map[string]registry.Secret, error) {
 	return out, nil
 }
 
-func newSnapshotList(io streams, p *globalFlags) *cobra.Command {
+func newSnapshotList(p *program) *cobra.Command {
 	plugin, external, wait := "", "", time.Duration(0)
 	c := &cobra.Command{
 		Use: "list", Short: "List snapshots", Args: usageArgs(cobra.NoArgs),
@@ -178,10 +178,10 @@ func newSnapshotList(io streams, p *globalFlags) *cobra.Command {
 			}
 			if external != "" {
 				list, err := client.SnapshotsAt(c.Context(), external)
-				return show(io, p, err, list, writeSnapshots)
+				return show(p, err, list, writeSnapshots)
 			}
 			list, err := client.Snapshots().List(c.Context(), plugin)
-			return show(io, p, err, list, writeSnapshots)
+			return show(p, err, list, writeSnapshots)
 		},
 	}
 	c.Flags().StringVar(&plugin, "plugin", "", "list only snapshots of this plugin")
@@ -191,34 +191,34 @@ func newSnapshotList(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
-func newGroupSnapshotList(io streams, p *globalFlags) *cobra.Command {
+func newGroupSnapshotList(p *program) *cobra.Command {
 	plugin := ""
 	c := &cobra.Command{
 		Use: "list", Short: "List group snapshots", Args: usageArgs(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			list, err := p.client().GroupSnapshots().List(c.Context(), plugin)
-			return show(io, p, err, list, writeGroups)
+			return show(p, err, list, writeGroups)
 		},
 	}
 	c.Flags().StringVar(&plugin, "plugin", "", "list only group snapshots of this plugin")
 	return c
 }
 
-func newSnapshotStatus(io streams, p *globalFlags, kind snapshotKind) *cobra.Command {
+func newSnapshotStatus(p *program, kind snapshotKind) *cobra.Command {
 	namespace := ""
 	c := &cobra.Command{
 		Use: "status ID", Short: "Show a " + kind.noun, Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			name := host.SnapshotName{Namespace: registry.Namespace(namespace), ID: registry.SnapshotID(args[0])}
 			snap, err := kind.client(p.client()).Get(c.Context(), name)
-			return show(io, p, err, snap, writeSnapshot)
+			return show(p, err, snap, writeSnapshot)
 		},
 	}
 	snapshotNamespace(c, &namespace)
 	return c
 }
 
-func newSnapshotDelete(io streams, p *globalFlags, kind snapshotKind, verb, short string,
+func newSnapshotDelete(p *program, kind snapshotKind, verb, short string,
 	do func(control.SnapshotClient, context.Context, host.SnapshotName) error) *cobra.Command {
 	namespace, wait := "", time.Duration(0)
 	c := &cobra.Command{
@@ -230,7 +230,7 @@ func newSnapshotDelete(io streams, p *globalFlags, kind snapshotKind, verb, shor
 				func(ctx context.Context, client *control.Client) (struct{}, error) {
 					return struct{}{}, do(kind.client(client), ctx, name)
 				})
-			return show(io, p, err, map[string]string{"namespace": namespace, "id": args[0]},
+			return show(p, err, map[string]string{"namespace": namespace, "id": args[0]},
 				func(to writer, _ map[string]string) error {
 					_, err := fmt.Fprintf(to, "%s %s %s\n", kind.noun, name,
 						map[string]string{"delete": "deleted", "deregister": "deregistered"}[verb])

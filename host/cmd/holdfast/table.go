@@ -26,6 +26,13 @@ func writeJSON(to io.Writer, v any) error {
 	return e.Encode(v)
 }
 
+// writeJSONLine writes one object on one line, as part of a stream of lines.
+func writeJSONLine(to io.Writer, v any) {
+	e := json.NewEncoder(to)
+	e.SetEscapeHTML(false)
+	_ = e.Encode(v)
+}
+
 // table writes rows in columns. The first row is the heading.
 type table struct{ rows [][]string }
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"strings"
 
@@ -17,7 +16,7 @@ import (
 var servers = map[string]bool{"holdfast agent": true, "holdfast run": true, "holdfast csi-endpoint": true}
 
 // startTrace begins the span of a command, if traces are exported.
-func (p *globalFlags) startTrace(c *cobra.Command) {
+func (p *program) startTrace(c *cobra.Command) {
 	if strings.HasPrefix(c.Name(), cobra.ShellCompRequestCmd) { // a shell completes a command
 		return
 	}
@@ -48,18 +47,16 @@ func (p *globalFlags) startTrace(c *cobra.Command) {
 }
 
 // warn prints a problem that does not let the command fail.
-func (p *globalFlags) warn(text string) {
+func (p *program) warn(text string) {
 	if !p.json {
 		fmt.Fprintln(p.errs, "holdfast:", text)
 		return
 	}
-	e := json.NewEncoder(p.errs)
-	e.SetEscapeHTML(false)
-	_ = e.Encode(map[string]string{"warning": text})
+	writeJSONLine(p.errs, map[string]string{"warning": text})
 }
 
 // endTrace ends the span of the command, and exports the remaining spans.
-func (p *globalFlags) endTrace(err error) {
+func (p *program) endTrace(err error) {
 	if p.end != nil {
 		p.end(err)
 	}

@@ -27,7 +27,7 @@ type verdict struct {
 	Warnings    []string         `json:"warnings,omitempty"` // of the agent: attributes of a job that have no effect
 }
 
-func newValidate(io streams, p *globalFlags) *cobra.Command {
+func newValidate(p *program) *cobra.Command {
 	v, a := &variables{}, &agentFlags{}
 	c := &cobra.Command{
 		Use: "validate FILE...", Short: "Check job and volume files",
@@ -39,11 +39,11 @@ func newValidate(io streams, p *globalFlags) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			verdicts, err := validate(c.Context(), a, files, p.logger(io, "error"))
+			verdicts, err := validate(c.Context(), a, files, p.logger("error"))
 			if err != nil {
 				return err
 			}
-			return writeVerdicts(io, p.json, verdicts)
+			return writeVerdicts(p, verdicts)
 		},
 	}
 	v.flags(c)
@@ -140,32 +140,32 @@ func hasUnset(job *hooks.Job) bool {
 	return false
 }
 
-func writeVerdicts(io streams, json bool, verdicts []verdict) error {
+func writeVerdicts(p *program, verdicts []verdict) error {
 	var err error
 	for _, v := range verdicts {
 		if !v.Valid {
 			err = errReported
 		}
-		if json {
+		if p.json {
 			continue
 		}
 		for _, d := range v.Diagnostics {
-			fmt.Fprintln(io.out, d)
+			fmt.Fprintln(p.out, d)
 		}
 		for _, w := range v.Warnings {
-			fmt.Fprintf(io.out, "%s: warning: %s\n", v.File, w)
+			fmt.Fprintf(p.out, "%s: warning: %s\n", v.File, w)
 		}
 		switch {
 		case v.Error != "" && v.Kind == "":
-			fmt.Fprintln(io.out, v.Error) // the error names the file
+			fmt.Fprintln(p.out, v.Error) // the error names the file
 		case v.Error != "":
-			fmt.Fprintf(io.out, "%s: %s\n", v.File, v.Error)
+			fmt.Fprintf(p.out, "%s: %s\n", v.File, v.Error)
 		case v.Valid:
-			fmt.Fprintf(io.out, "%s: valid %s file\n", v.File, v.Kind)
+			fmt.Fprintf(p.out, "%s: valid %s file\n", v.File, v.Kind)
 		}
 	}
-	if json {
-		return errors.Join(writeJSON(io.out, verdicts), err)
+	if p.json {
+		return errors.Join(writeJSON(p.out, verdicts), err)
 	}
 	return err
 }

@@ -28,7 +28,7 @@ type version struct {
 	Shim *control.Shim `json:"shim,omitempty"` // the shim of the running agent
 }
 
-func newVersion(io streams, p *globalFlags) *cobra.Command {
+func newVersion(p *program) *cobra.Command {
 	return &cobra.Command{Use: "version", Short: "Print versions of the program, the running shim and the state file",
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -40,7 +40,7 @@ func newVersion(io streams, p *globalFlags) *cobra.Command {
 				v.Shim = &shim
 			}
 			if p.json {
-				return writeJSON(io.out, v)
+				return writeJSON(p.out, v)
 			}
 			list := []any{"holdfast", v.Version, "Revision", v.Revision, "Go", v.Go + " " + v.Platform,
 				"Protocols", fmt.Sprint(v.Protocols)}
@@ -48,7 +48,7 @@ func newVersion(io streams, p *globalFlags) *cobra.Command {
 				list = append(list, "Running shim", fmt.Sprintf("%s, protocol %d, schema %d", v.Shim.Version,
 					v.Shim.Protocol, v.Shim.Schema))
 			}
-			return facts(io.out, list...)
+			return facts(p.out, list...)
 		}}
 }
 

@@ -19,21 +19,21 @@ import (
 	"holdfast/registry"
 )
 
-func newVolume(io streams, p *globalFlags) *cobra.Command {
+func newVolume(p *program) *cobra.Command {
 	return group("volume", "Manage volumes",
-		newVolumeCreate(io, p, "create", "Create volumes", (*control.Client).CreateVolume),
-		newVolumeCreate(io, p, "register", "Register existing volumes", (*control.Client).RegisterVolume),
-		newVolumeList(io, p), newVolumeStatus(io, p), newVolumeExpand(io, p), newVolumeModify(io, p),
-		newVolumeDetach(io, p),
-		newVolumeUpdate(io, p), newVolumeAdopt(io, p),
-		newVolumeDelete(io, p, "delete", "Delete unused volumes", (*control.Client).DeleteVolume),
-		newVolumeDelete(io, p, "deregister", "Remove the records of unused volumes; the plugin keeps the volumes",
+		newVolumeCreate(p, "create", "Create volumes", (*control.Client).CreateVolume),
+		newVolumeCreate(p, "register", "Register existing volumes", (*control.Client).RegisterVolume),
+		newVolumeList(p), newVolumeStatus(p), newVolumeExpand(p), newVolumeModify(p),
+		newVolumeDetach(p),
+		newVolumeUpdate(p), newVolumeAdopt(p),
+		newVolumeDelete(p, "delete", "Delete unused volumes", (*control.Client).DeleteVolume),
+		newVolumeDelete(p, "deregister", "Remove the records of unused volumes; the plugin keeps the volumes",
 			(*control.Client).DeregisterVolume))
 }
 
 type createVolumeFunc func(*control.Client, context.Context, control.Submission) (control.Volume, error)
 
-func newVolumeCreate(io streams, p *globalFlags, verb, short string, do createVolumeFunc) *cobra.Command {
+func newVolumeCreate(p *program, verb, short string, do createVolumeFunc) *cobra.Command {
 	v, wait, node := &variables{}, time.Duration(0), ""
 	c := &cobra.Command{
 		Use: verb + " FILE...", Short: short, Args: usageArgs(cobra.MinimumNArgs(1)),
@@ -61,7 +61,7 @@ func newVolumeCreate(io streams, p *globalFlags, verb, short string, do createVo
 					by.text += "; to remove it from the records: " + volumeCommand("deregister", *name.Load())
 					err = by
 				}
-				return show(io, p, err, vol,
+				return show(p, err, vol,
 					writeCreated(map[string]string{"create": "created by", "register": "registered with"}[verb]))
 			})
 		},
@@ -73,7 +73,7 @@ func newVolumeCreate(io streams, p *globalFlags, verb, short string, do createVo
 }
 
 // callUntilSignal calls do. A signal ends the call, and the hint then says what continues and how to resume.
-func callUntilSignal[T any](c *cobra.Command, p *globalFlags, wait time.Duration, hint string,
+func callUntilSignal[T any](c *cobra.Command, p *program, wait time.Duration, hint string,
 	do func(context.Context, *control.Client) (T, error)) (T, error) {
 	client := p.client()
 	client.Wait = wait
@@ -105,7 +105,7 @@ func writeCreated(verb string) func(io.Writer, control.Volume) error {
 
 type deleteVolumeFunc func(*control.Client, context.Context, host.VolumeName) error
 
-func newVolumeDelete(io streams, p *globalFlags, verb, short string, do deleteVolumeFunc) *cobra.Command {
+func newVolumeDelete(p *program, verb, short string, do deleteVolumeFunc) *cobra.Command {
 	namespace, wait := "", time.Duration(0)
 	c := &cobra.Command{
 		Use: verb + " ID...", Short: short, Args: usageArgs(cobra.MinimumNArgs(1)),
@@ -116,7 +116,7 @@ func newVolumeDelete(io streams, p *globalFlags, verb, short string, do deleteVo
 				func(ctx context.Context, client *control.Client) (v control.Volume, err error) {
 					return v, do(client, ctx, name)
 				})
-			return show(io, p, err, map[string]string{"namespace": namespace, "id": args[0]},
+			return show(p, err, map[string]string{"namespace": namespace, "id": args[0]},
 				func(to writer, _ map[string]string) error {
 					_, err := fmt.Fprintf(to, "volume %s %s\n", name,
 						map[string]string{"delete": "deleted", "deregister": "deregistered"}[verb])
@@ -153,7 +153,7 @@ func namespaceFlag(c *cobra.Command, to *string) {
 	c.Flags().StringVar(to, "namespace", string(registry.DefaultNamespace), "namespace of the volume")
 }
 
-func newVolumeList(io streams, p *globalFlags) *cobra.Command {
+func newVolumeList(p *program) *cobra.Command {
 	plugin, external, wait := "", "", time.Duration(0)
 	c := &cobra.Command{
 		Use: "list", Short: "List volumes", Args: usageArgs(cobra.NoArgs),
@@ -165,10 +165,10 @@ func newVolumeList(io streams, p *globalFlags) *cobra.Command {
 			}
 			if external != "" {
 				list, err := client.VolumesAt(c.Context(), external)
-				return show(io, p, err, list, writePluginVolumes)
+				return show(p, err, list, writePluginVolumes)
 			}
 			list, err := client.Volumes(c.Context(), plugin)
-			return show(io, p, err, list, writeVolumes)
+			return show(p, err, list, writeVolumes)
 		},
 	}
 	c.Flags().StringVar(&plugin, "plugin", "", "list only volumes of this plugin")
@@ -178,21 +178,21 @@ func newVolumeList(io streams, p *globalFlags) *cobra.Command {
 	return c
 }
 
-func newVolumeStatus(io streams, p *globalFlags) *cobra.Command {
+func newVolumeStatus(p *program) *cobra.Command {
 	namespace := ""
 	c := &cobra.Command{
 		Use: "status [ID]", Short: "List volumes, or show one with its users", Args: usageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				list, err := p.client().Volumes(c.Context(), "")
-				return show(io, p, err, list, writeVolumes)
+				return show(p, err, list, writeVolumes)
 			}
 			client := p.client()
 			v, err := client.Volume(c.Context(), volumeName(namespace, args[0]))
 			if err == nil {
 				v = withUsage(c.Context(), client, v)
 			}
-			return show(io, p, err, v, writeVolume)
+			return show(p, err, v, writeVolume)
 		},
 	}
 	namespaceFlag(c, &namespace)
@@ -361,7 +361,7 @@ func share(u host.VolumeUsage) string {
 	return fmt.Sprintf("%s of %s%s, %s free", amount(u.Used), amount(u.Total), percent, amount(u.Available))
 }
 
-func newVolumeExpand(io streams, p *globalFlags) *cobra.Command {
+func newVolumeExpand(p *program) *cobra.Command {
 	namespace, size, limit, wait := "", "", "", time.Duration(0)
 	c := &cobra.Command{
 		Use: "expand ID --size SIZE", Short: "Expand a volume",
@@ -379,7 +379,7 @@ func newVolumeExpand(io streams, p *globalFlags) *cobra.Command {
 				func(ctx context.Context, client *control.Client) (control.Volume, error) {
 					return client.ExpandVolume(ctx, name, want)
 				})
-			return show(io, p, err, v, writeExpanded)
+			return show(p, err, v, writeExpanded)
 		},
 	}
 	namespaceFlag(c, &namespace)

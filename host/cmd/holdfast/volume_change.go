@@ -20,7 +20,7 @@ import (
 	"holdfast/registry"
 )
 
-func newVolumeModify(io streams, p *globalFlags) *cobra.Command {
+func newVolumeModify(p *program) *cobra.Command {
 	namespace, wait := "", time.Duration(0)
 	var list []string
 	c := &cobra.Command{
@@ -43,7 +43,7 @@ func newVolumeModify(io streams, p *globalFlags) *cobra.Command {
 				func(ctx context.Context, client *control.Client) (control.Volume, error) {
 					return client.ModifyVolume(ctx, name, parameters)
 				})
-			return show(io, p, err, v, writeModified)
+			return show(p, err, v, writeModified)
 		},
 	}
 	namespaceFlag(c, &namespace)
@@ -75,7 +75,7 @@ func mutableFacts(v control.Volume) []any {
 	return []any{"Mutable parameters", parameterList(v.Mutable)}
 }
 
-func newVolumeUpdate(io streams, p *globalFlags) *cobra.Command {
+func newVolumeUpdate(p *program) *cobra.Command {
 	v, wait, dryRun := &variables{}, time.Duration(0), false
 	c := &cobra.Command{
 		Use: "update FILE", Short: "Apply the changes in a volume file", Args: usageArgs(cobra.ExactArgs(1)),
@@ -88,7 +88,7 @@ func newVolumeUpdate(io streams, p *globalFlags) *cobra.Command {
 				func(ctx context.Context, client *control.Client) (host.VolumeUpdate, error) {
 					return client.UpdateVolume(ctx, src, dryRun)
 				})
-			return show(io, p, err, done, writeUpdate(dryRun))
+			return show(p, err, done, writeUpdate(dryRun))
 		},
 	}
 	v.flags(c)
@@ -118,7 +118,7 @@ func writeUpdate(dryRun bool) func(io.Writer, host.VolumeUpdate) error {
 	}
 }
 
-func newVolumeAdopt(io streams, p *globalFlags) *cobra.Command {
+func newVolumeAdopt(p *program) *cobra.Command {
 	v, f, wait := &variables{}, &adoptFlags{}, time.Duration(0)
 	c := &cobra.Command{
 		Use:   "adopt PLUGIN EXTERNAL_ID --id ID | adopt FILE",
@@ -137,7 +137,7 @@ func newVolumeAdopt(io streams, p *globalFlags) *cobra.Command {
 				func(ctx context.Context, client *control.Client) (control.Volume, error) {
 					return client.AdoptVolume(ctx, src)
 				})
-			return show(io, p, err, vol, writeCreated("registered with"))
+			return show(p, err, vol, writeCreated("registered with"))
 		},
 	}
 	namespaceFlag(c, &f.namespace)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -42,9 +41,7 @@ func (w *waiter) report(text string, since time.Time) {
 	case text == "" || now().Sub(w.last) < waitInterval:
 	case w.json:
 		w.last = now()
-		e := json.NewEncoder(w.to)
-		e.SetEscapeHTML(false)
-		_ = e.Encode(waitLine{text, waited.Round(time.Second).Seconds()})
+		writeJSONLine(w.to, waitLine{text, waited.Round(time.Second).Seconds()})
 	default:
 		w.last = now()
 		fmt.Fprintln(w.to, line)
