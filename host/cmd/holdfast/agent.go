@@ -34,7 +34,6 @@ A cluster block makes the node share volumes with other nodes, through etcd.
 
 A systemd unit needs KillMode=process, or systemd kills the tasks with the agent.
 With Type=notify, the agent tells systemd when it listens.`,
-		Args: usageArgs(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			signals, stop := endSignals()
 			defer stop()

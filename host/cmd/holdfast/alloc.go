@@ -24,7 +24,6 @@ func newAllocRestart(p *program) *cobra.Command {
 	force := false
 	c := &cobra.Command{
 		Use: "restart ID [TASK]", Short: "Restart the tasks of an alloc, or one of them",
-		Args: usageArgs(cobra.RangeArgs(1, 2)),
 		Long: "Restart the running tasks of an alloc, or one of them. Its volumes stay mounted, and the restart " +
 			"policy of the job does not count it.",
 		RunE: func(c *cobra.Command, args []string) error {
@@ -46,7 +45,6 @@ func newAllocStop(p *program) *cobra.Command {
 	force := false
 	c := &cobra.Command{
 		Use: "stop ID...", Short: "Stop allocs; their jobs place others instead",
-		Args: usageArgs(cobra.MinimumNArgs(1)),
 		Long: "Stop allocs and release their volumes. Each job that is not stopped places another alloc instead.",
 		RunE: func(c *cobra.Command, args []string) error {
 			err := p.client().StopAlloc(c.Context(), args[0], force)

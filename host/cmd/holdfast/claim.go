@@ -20,7 +20,7 @@ func newClaim(p *program) *cobra.Command {
 
 func newClaimList(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "list", Short: "List claims on volumes", Args: usageArgs(cobra.NoArgs),
+		Use: "list", Short: "List claims on volumes",
 		RunE: func(c *cobra.Command, _ []string) error {
 			client := p.client()
 			list, err := client.Claims(c.Context())
@@ -48,7 +48,6 @@ func newClaimExplain(p *program) *cobra.Command {
 		Use: "explain VOLUME", Short: "Say who holds a volume, what waits for it, and what happens next",
 		Long: "Say who holds a volume, where it is attached, which allocs of this node wait for it, since when, and " +
 			"what happens next. For allocs of another node, run this command there.",
-		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			e, err := p.client().ExplainClaims(c.Context(), volumeName(namespace, args[0]))
 			p.warnStale(e.Stale)
@@ -92,7 +91,6 @@ func newClaimRelease(p *program) *cobra.Command {
 			"it is this node and does not know the alloc. The volume is detached from the node first.\n\n" +
 			"If the volume is still mounted there, two writers may destroy its data. The claims of an alloc that its " +
 			"node knows are released when the alloc is stopped.",
-		Args: usageArgs(cobra.ExactArgs(2)),
 		RunE: func(c *cobra.Command, args []string) error {
 			o, err := f.options()
 			if err == nil && !f.force && !f.dryRun {

@@ -68,7 +68,7 @@ func (f *memberFlags) noCluster() error {
 func newClusterMigrate(p *program) *cobra.Command {
 	f := memberFlags{}
 	c := &cobra.Command{
-		Use: "migrate", Short: "Move this node's volumes into its cluster", Args: usageArgs(cobra.NoArgs),
+		Use: "migrate", Short: "Move this node's volumes into its cluster",
 		Long: `Move the volumes, snapshots and claims of a node outside a cluster into the
 cluster of its configuration file. The agent must not run; its tasks may. Start
 the agent afterwards. The command fails while calls are unfinished. It can be
@@ -113,7 +113,7 @@ below the state directory: copy that file.`,
 func newClusterLeave(p *program) *cobra.Command {
 	f, force, confirm := memberFlags{}, false, ""
 	c := &cobra.Command{
-		Use: "leave", Short: "Have this node leave its cluster", Args: usageArgs(cobra.NoArgs),
+		Use: "leave", Short: "Have this node leave its cluster",
 		Long: `End this node's membership of the cluster of its configuration file. The agent
 must not run. Remove the cluster block before you start it again: the node then
 is outside a cluster, and knows no volumes.

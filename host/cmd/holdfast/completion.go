@@ -39,8 +39,7 @@ func completeArguments(c *cobra.Command, p *program) {
 		completeArguments(sub, p)
 	}
 	var listers []lister
-	usage, _, _ := strings.Cut(c.Use, " --")
-	words := strings.Fields(usage)[1:]
+	words := argumentWords(c)
 	for _, word := range words {
 		switch strings.Trim(word, "[].") {
 		case "ID":
@@ -71,7 +70,7 @@ func completeArguments(c *cobra.Command, p *program) {
 			listers = append(listers, externalIDs)
 		}
 	}
-	if listers != nil && !strings.Contains(usage, "FILE") {
+	if listers != nil {
 		several := strings.HasSuffix(words[len(words)-1], "...")
 		c.ValidArgsFunction = func(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			at := len(args)

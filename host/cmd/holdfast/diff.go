@@ -21,7 +21,6 @@ func newSnapshotDiff(p *program) *cobra.Command {
 
 Without BASE, list the blocks that are allocated. The ranges are printed as they come,
 in order. If the list ends early, continue it with --offset OFFSET+SIZE of the last range.`,
-		Args: usageArgs(cobra.RangeArgs(1, 2)),
 		RunE: func(c *cobra.Command, args []string) error {
 			q := host.BlockQuery{Offset: offset, Snapshot: host.SnapshotName{
 				Namespace: registry.Namespace(namespace), ID: registry.SnapshotID(args[len(args)-1])}}

@@ -30,7 +30,7 @@ func (e inspectError) Unwrap() error { return e.error }
 func newDoctor(p *program) *cobra.Command {
 	repair, shim := false, ""
 	c := &cobra.Command{
-		Use: "doctor", Short: "Find and repair inconsistencies", Args: usageArgs(cobra.NoArgs),
+		Use: "doctor", Short: "Find and repair inconsistencies",
 		Long: `Compare the records with the mount table, the directories, and the volume lists
 of plugins. Without a running agent the shim binary inspects the state, and no
 plugin is called. --repair carries out exactly the repairs that are printed. A

@@ -26,7 +26,6 @@ func newEndpoint(p *program) *cobra.Command {
 The socket stays the same while instances of the plugin come and go and while the shim or the agent
 is replaced. Calls that change a volume or delete a snapshot that is registered in Holdfast fail
 with FAILED_PRECONDITION.`,
-		Args: usageArgs(cobra.ExactArgs(2)),
 		RunE: func(c *cobra.Command, args []string) error {
 			ctx, stop := untilEndSignal(c.Context())
 			defer stop()
@@ -128,7 +127,6 @@ func forwardConn(ctx context.Context, agent *control.Client, plugin host.PluginI
 func newPluginUses(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "uses PLUGIN", Short: "List the volumes that clients of the CSI endpoint use",
-		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			uses, err := p.client().EndpointUses(c.Context(), args[0])
 			return show(p, err, uses, writeEndpointUses)
@@ -152,7 +150,6 @@ func newPluginForget(p *program) *cobra.Command {
 
 No CSI call is sent: what is attached or mounted stays. Holdfast can use the volume afterwards. If
 a client still uses it then, data may be lost. VOLUME is the ID of the volume at the plugin.`,
-		Args: usageArgs(cobra.ExactArgs(2)),
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := p.client().ForgetEndpointUses(c.Context(), args[0], args[1], confirm); err != nil {
 				return err

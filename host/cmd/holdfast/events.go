@@ -17,7 +17,7 @@ type writer = io.Writer
 func newEvents(p *program) *cobra.Command {
 	follow, after := false, ""
 	c := &cobra.Command{
-		Use: "events", Short: "List events of plugins and volumes", Args: usageArgs(cobra.NoArgs),
+		Use: "events", Short: "List events of plugins and volumes",
 		Long: "List events of plugins and volumes, one per line. With --json each line is a JSON object. " +
 			"To continue later, pass the number of the last event to --after.",
 		RunE: func(c *cobra.Command, _ []string) error {

@@ -43,7 +43,6 @@ func newAllocRelease(p *program) *cobra.Command {
 		Long: "Release the volumes of a stopped alloc whose plugin or backend is gone for good.\n\n" +
 			"Calls that fail, or have no healthy plugin, are skipped. A mount in use is never unmounted. " +
 			"Recently written data may be lost.",
-		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			o, err := f.options()
 			if err == nil && !f.force && !f.dryRun {
@@ -73,7 +72,6 @@ func newVolumeDetach(p *program) *cobra.Command {
 			"--node may name a node that is gone.\n\n" +
 			"The fence command of the agent fences other nodes first. If there is none, or if the plugin is gone, " +
 			"--force and --confirm are needed.",
-		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			o, err := f.options()
 			if err != nil {

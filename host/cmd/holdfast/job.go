@@ -31,7 +31,6 @@ func newJobRun(p *program) *cobra.Command {
 			"Completed batch allocs of unchanged groups run again only with --rerun, or after job stop. " +
 			"Failed allocs always run again.\n\n" +
 			"With --wait the exit code is 1 if an alloc fails.",
-		Args: usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			list, err := v.submissions(args, false)
 			if err != nil {
@@ -81,7 +80,7 @@ func (p *program) runJob(
 
 func newJobInspect(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "inspect ID", Short: "Print a job as it was submitted", Args: usageArgs(cobra.ExactArgs(1)),
+		Use: "inspect ID", Short: "Print a job as it was submitted",
 		Long: "Print the file of a job as it was submitted. With --json also its version and the values of its " +
 			"variables.",
 		RunE: func(c *cobra.Command, args []string) error {
@@ -101,7 +100,6 @@ func newJobPlan(p *program) *cobra.Command {
 		Long: "Show for each alloc of a job whether its volumes could be mounted now, and why not. Nothing is " +
 			"changed.\n\n" +
 			"The exit code is 1 if an alloc could not get its volumes.",
-		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			src, err := v.readOne(args[0], false)
 			if err != nil {
@@ -162,7 +160,6 @@ func newJobStop(p *program) *cobra.Command {
 	o, wait := agent.StopOptions{}, false
 	c := &cobra.Command{
 		Use: "stop ID...", Short: "Stop jobs",
-		Args: usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			client, status := p.client(), "is stopping"
 			if err := client.StopJob(c.Context(), args[0], o); err != nil {
@@ -197,7 +194,7 @@ func statusCommand[T any](
 	get func(*control.Client, context.Context, string) (T, error), write func(io.Writer, T) error,
 ) *cobra.Command {
 	return &cobra.Command{
-		Use: "status [ID]", Short: short, Aliases: []string{"list"}, Args: usageArgs(cobra.MaximumNArgs(1)),
+		Use: "status [ID]", Short: short, Aliases: []string{"list"},
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				all, err := list(p.client(), c.Context())

@@ -34,7 +34,7 @@ func (f *logFlags) flags(c *cobra.Command) {
 func newAllocLogs(p *program) *cobra.Command {
 	f := &logFlags{}
 	c := &cobra.Command{
-		Use: "logs ID [TASK]", Short: "Print the logs of a task", Args: usageArgs(cobra.RangeArgs(1, 2)),
+		Use: "logs ID [TASK]", Short: "Print the logs of a task",
 		Long: "Print the standard output and standard error of a task. TASK may be omitted if the alloc has one " +
 			"task. Control characters are escaped on a terminal.",
 		RunE: func(c *cobra.Command, args []string) error {
@@ -73,7 +73,7 @@ func onlyTask(c *cobra.Command, client *control.Client, prefix string) (id, task
 func newJobLogs(p *program) *cobra.Command {
 	f := &logFlags{}
 	c := &cobra.Command{
-		Use: "logs ID [TASK]", Short: "Print the logs of a job", Args: usageArgs(cobra.RangeArgs(1, 2)),
+		Use: "logs ID [TASK]", Short: "Print the logs of a job",
 		Long: "Print the logs of the newest allocs of a job. If they have several tasks, each line begins with its " +
 			"alloc and task. Control characters are escaped on a terminal.",
 		RunE: func(c *cobra.Command, args []string) error {

@@ -46,7 +46,6 @@ func newNodeDrain(p *program) *cobra.Command {
 	off, deadline, reason := false, time.Duration(0), ""
 	c := &cobra.Command{
 		Use: "drain ID", Short: "Stop the allocs of a node, and refuse new claims there",
-		Args: usageArgs(cobra.ExactArgs(1)),
 		Long: "Stop what runs on a node: users of volumes first, and plugins when the volumes are released. The node " +
 			"takes no new claims until the drain is ended with --off. Then its jobs run again.\n\n" +
 			"The drain continues after the command. To follow it: holdfast node status ID.",
@@ -83,7 +82,6 @@ func newNodeOutOfService(p *program) *cobra.Command {
 			"are detached and its claims released, so that other nodes can use them.\n\n" +
 			"If the machine still runs, two nodes write to the same volumes and destroy their data. A node that is " +
 			"alive is refused. A node that comes back unmounts these volumes before it does anything else.",
-		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			hint := fmt.Sprintf("node %s may or may not be out of service; to check: %s; to resume, run the command "+
 				"again", args[0], display.Command("holdfast node status", args[0]))
@@ -106,7 +104,7 @@ func newNodeOutOfService(p *program) *cobra.Command {
 func newNodeForget(p *program) *cobra.Command {
 	reason := ""
 	c := &cobra.Command{
-		Use: "forget ID", Short: "Remove a node that never comes back", Args: usageArgs(cobra.ExactArgs(1)),
+		Use: "forget ID", Short: "Remove a node that never comes back",
 		Long: `Remove a node from the list because it never comes back. The command refuses
 if the node is alive, or if records depend on it. holdfast node out-of-service
 releases claims and attachments; volumes and snapshots that are stored there

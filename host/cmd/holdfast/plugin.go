@@ -45,7 +45,6 @@ func newPluginRoll(p *program) *cobra.Command {
 			"all take their new instances, or none. --force stops old instances that a roll still keeps: their " +
 			"calls\n" +
 			"are cut off and sent to the new instance, and the mounts that they serve break.",
-		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			hint := "the roll continues; see " + display.Command("holdfast plugin status", args[0])
 			plugin, err := callUntilSignal(c, p, 0, hint,
@@ -111,7 +110,6 @@ func newPluginCapacity(p *program) *cobra.Command {
 	wait := time.Duration(0)
 	c := &cobra.Command{
 		Use: "capacity ID", Short: "Show how much space a plugin has for new volumes",
-		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			q := host.CapacityQuery{Plugin: host.PluginID(args[0])}
 			var err error

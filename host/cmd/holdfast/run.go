@@ -47,7 +47,6 @@ released; 1 failure, or something was left behind.
 Without --state-dir the state is in a temporary directory, which is removed
 unless something is left. Volumes stay unless --delete-volumes is set. The
 other commands work with the --address that is printed first.`,
-		Args: usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error { return runForeground(c.Context(), p, f, args) },
 	}
 	f.agentFlags.flags(c)

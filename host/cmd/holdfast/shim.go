@@ -25,7 +25,7 @@ func newShim(p *program) *cobra.Command {
 
 func newShimStatus(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "status", Short: "Show the active shim", Args: usageArgs(cobra.NoArgs),
+		Use: "status", Short: "Show the active shim",
 		RunE: func(c *cobra.Command, _ []string) error {
 			shim, err := p.client().Shim(c.Context())
 			return show(p, err, shim, writeShim)
@@ -76,7 +76,6 @@ func newShimSwap(p *program) *cobra.Command {
 		Use: "swap PATH", Short: "Replace the shim without interrupting tasks",
 		Long: "Replace the shim with the binary at PATH. Tasks, mounts and plugins are not affected; " +
 			"calls wait for some milliseconds. The previous shim stays on standby and takes over if the new one dies.",
-		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			path, err := filepath.Abs(args[0])
 			if err != nil {
@@ -92,7 +91,7 @@ func newShimSwap(p *program) *cobra.Command {
 
 func newShimRollback(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "rollback", Short: "Replace the shim with the previous one", Args: usageArgs(cobra.NoArgs),
+		Use: "rollback", Short: "Replace the shim with the previous one",
 		Long: "Replace the shim with the binary that ran before the last swap. " +
 			"The agent keeps copies of the last three binaries. " +
 			"A binary that cannot read the state is refused before anything stops.",
@@ -131,7 +130,7 @@ func operator() string {
 
 func newShimHistory(p *program) *cobra.Command {
 	return &cobra.Command{
-		Use: "history", Short: "List swaps, newest first", Args: usageArgs(cobra.NoArgs),
+		Use: "history", Short: "List swaps, newest first",
 		RunE: func(c *cobra.Command, _ []string) error {
 			list, err := p.client().Swaps(c.Context())
 			views := make([]swapJSON, len(list))

@@ -33,7 +33,6 @@ func newSnapshot(p *program) *cobra.Command {
 		spec.Volume, spec.ID = registry.VolumeID(args[0]), registry.SnapshotID(args[1])
 	})
 	create.Use, create.Short = "create VOLUME ID", "Take a snapshot of a volume and wait until it is ready to use"
-	create.Args = usageArgs(cobra.ExactArgs(2))
 	return group("snapshot", "Manage snapshots of volumes", create,
 		newSnapshotList(p), newSnapshotStatus(p, snapshots), newSnapshotDiff(p),
 		newSnapshotDelete(p, snapshots, "delete", "Delete snapshots; volumes created from them stay",
@@ -55,7 +54,6 @@ func newGroupSnapshot(p *program) *cobra.Command {
 
 The volumes belong to one plugin. The ID of each snapshot is ID-VOLUME. Volumes can be
 created from it; it is deleted only with the group.`
-	create.Args = usageArgs(cobra.MinimumNArgs(2))
 	return group("group-snapshot", "Manage snapshots of several volumes, taken at one point in time", create,
 		newGroupSnapshotList(p), newSnapshotStatus(p, groupSnapshots),
 		newSnapshotDelete(p, groupSnapshots, "delete",
@@ -169,7 +167,7 @@ func secretReferences(list []string) (map[string]registry.Secret, error) {
 func newSnapshotList(p *program) *cobra.Command {
 	plugin, external, wait := "", "", time.Duration(0)
 	c := &cobra.Command{
-		Use: "list", Short: "List snapshots", Args: usageArgs(cobra.NoArgs),
+		Use: "list", Short: "List snapshots",
 		RunE: func(c *cobra.Command, _ []string) error {
 			client := p.client()
 			client.Wait = wait
@@ -194,7 +192,7 @@ func newSnapshotList(p *program) *cobra.Command {
 func newGroupSnapshotList(p *program) *cobra.Command {
 	plugin := ""
 	c := &cobra.Command{
-		Use: "list", Short: "List group snapshots", Args: usageArgs(cobra.NoArgs),
+		Use: "list", Short: "List group snapshots",
 		RunE: func(c *cobra.Command, _ []string) error {
 			list, err := p.client().GroupSnapshots().List(c.Context(), plugin)
 			return show(p, err, list, writeGroups)
@@ -207,7 +205,7 @@ func newGroupSnapshotList(p *program) *cobra.Command {
 func newSnapshotStatus(p *program, kind snapshotKind) *cobra.Command {
 	namespace := ""
 	c := &cobra.Command{
-		Use: "status ID", Short: "Show a " + kind.noun, Args: usageArgs(cobra.ExactArgs(1)),
+		Use: "status ID", Short: "Show a " + kind.noun,
 		RunE: func(c *cobra.Command, args []string) error {
 			name := host.SnapshotName{Namespace: registry.Namespace(namespace), ID: registry.SnapshotID(args[0])}
 			snap, err := kind.client(p.client()).Get(c.Context(), name)
@@ -222,7 +220,7 @@ func newSnapshotDelete(p *program, kind snapshotKind, verb, short string,
 	do func(control.SnapshotClient, context.Context, host.SnapshotName) error) *cobra.Command {
 	namespace, wait := "", time.Duration(0)
 	c := &cobra.Command{
-		Use: verb + " ID...", Short: short, Args: usageArgs(cobra.MinimumNArgs(1)),
+		Use: verb + " ID...", Short: short,
 		RunE: func(c *cobra.Command, args []string) error {
 			name := host.SnapshotName{Namespace: registry.Namespace(namespace), ID: registry.SnapshotID(args[0])}
 			hint := interruptedDelete(verb, fmt.Sprintf("%s %s", kind.noun, name), kind.line("status", name))

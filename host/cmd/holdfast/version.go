@@ -30,7 +30,6 @@ type version struct {
 
 func newVersion(p *program) *cobra.Command {
 	return &cobra.Command{Use: "version", Short: "Print versions of the program, the running shim and the state file",
-		Args: usageArgs(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			v := version{Version: host.Version, Revision: revision(), Go: runtime.Version(),
 				Platform: runtime.GOOS + "/" + runtime.GOARCH, Protocols: bootstrap.Versions()}
@@ -73,7 +72,7 @@ func revision() string {
 // newDocs returns a command that writes the files of packages that are made from the commands: manual pages, shell
 // completion and the configuration file.
 func newDocs() *cobra.Command {
-	return &cobra.Command{Use: "docs DIR", Hidden: true, Args: usageArgs(cobra.ExactArgs(1)),
+	return &cobra.Command{Use: "docs DIR", Hidden: true,
 		RunE: func(c *cobra.Command, args []string) error {
 			root, man := c.Root(), filepath.Join(args[0], "man1")
 			if err := os.MkdirAll(man, 0o755); err != nil {

@@ -36,7 +36,7 @@ type createVolumeFunc func(*control.Client, context.Context, control.Submission)
 func newVolumeCreate(p *program, verb, short string, do createVolumeFunc) *cobra.Command {
 	v, wait, node := &variables{}, time.Duration(0), ""
 	c := &cobra.Command{
-		Use: verb + " FILE...", Short: short, Args: usageArgs(cobra.MinimumNArgs(1)),
+		Use: verb + " FILE...", Short: short,
 		RunE: func(c *cobra.Command, args []string) error {
 			list, err := v.submissions(args, true)
 			if err != nil {
@@ -108,7 +108,7 @@ type deleteVolumeFunc func(*control.Client, context.Context, host.VolumeName) er
 func newVolumeDelete(p *program, verb, short string, do deleteVolumeFunc) *cobra.Command {
 	namespace, wait := "", time.Duration(0)
 	c := &cobra.Command{
-		Use: verb + " ID...", Short: short, Args: usageArgs(cobra.MinimumNArgs(1)),
+		Use: verb + " ID...", Short: short,
 		RunE: func(c *cobra.Command, args []string) error {
 			name := volumeName(namespace, args[0])
 			_, err := callUntilSignal(c, p, wait, interruptedDelete(verb, "volume "+name.String(),
@@ -156,7 +156,7 @@ func namespaceFlag(c *cobra.Command, to *string) {
 func newVolumeList(p *program) *cobra.Command {
 	plugin, external, wait := "", "", time.Duration(0)
 	c := &cobra.Command{
-		Use: "list", Short: "List volumes", Args: usageArgs(cobra.NoArgs),
+		Use: "list", Short: "List volumes",
 		RunE: func(c *cobra.Command, _ []string) error {
 			client := p.client()
 			client.Wait = wait
@@ -181,7 +181,7 @@ func newVolumeList(p *program) *cobra.Command {
 func newVolumeStatus(p *program) *cobra.Command {
 	namespace := ""
 	c := &cobra.Command{
-		Use: "status [ID]", Short: "List volumes, or show one with its users", Args: usageArgs(cobra.MaximumNArgs(1)),
+		Use: "status [ID]", Short: "List volumes, or show one with its users",
 		RunE: func(c *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				list, err := p.client().Volumes(c.Context(), "")
@@ -365,7 +365,6 @@ func newVolumeExpand(p *program) *cobra.Command {
 	namespace, size, limit, wait := "", "", "", time.Duration(0)
 	c := &cobra.Command{
 		Use: "expand ID --size SIZE", Short: "Expand a volume",
-		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			want, err := rangeOf(size, limit)
 			if err != nil {

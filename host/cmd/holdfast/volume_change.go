@@ -25,7 +25,6 @@ func newVolumeModify(p *program) *cobra.Command {
 	var list []string
 	c := &cobra.Command{
 		Use: "modify ID --parameter KEY=VALUE", Short: "Change mutable parameters of a volume",
-		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(c *cobra.Command, args []string) error {
 			parameters, err := assignments("--parameter", list)
 			if err == nil && parameters == nil {
@@ -78,7 +77,7 @@ func mutableFacts(v control.Volume) []any {
 func newVolumeUpdate(p *program) *cobra.Command {
 	v, wait, dryRun := &variables{}, time.Duration(0), false
 	c := &cobra.Command{
-		Use: "update FILE", Short: "Apply the changes in a volume file", Args: usageArgs(cobra.ExactArgs(1)),
+		Use: "update FILE", Short: "Apply the changes in a volume file",
 		RunE: func(c *cobra.Command, args []string) error {
 			src, err := v.readOne(args[0], true)
 			if err != nil {
@@ -122,7 +121,8 @@ func newVolumeAdopt(p *program) *cobra.Command {
 	v, f, wait := &variables{}, &adoptFlags{}, time.Duration(0)
 	c := &cobra.Command{
 		Use:   "adopt PLUGIN EXTERNAL_ID --id ID | adopt FILE",
-		Short: "Register an existing volume as its plugin describes it", Args: usageArgs(cobra.RangeArgs(1, 2)),
+		Short: "Register an existing volume as its plugin describes it",
+		Args:  argumentCount(1, 2),
 		RunE: func(c *cobra.Command, args []string) error {
 			read := f.spec
 			if len(args) == 1 {
