@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -222,8 +221,7 @@ Exit codes:
 	flags.BoolVar(&p.json, "json", false, "print JSON")
 	flags.StringVar(&p.logLevel, "log-level", "",
 		"log level: trace, debug, info, warn or error (default warn; agent: info)")
-	checkArguments(root)
-	completeArguments(root, p)
+	prepareArguments(root, p)
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "FlagUsages |",
 		fmt.Sprintf("FlagUsagesWrapped %d |", helpWidth)))
 	wrapHelp(root)
@@ -267,49 +265,6 @@ func group(use, short string, sub ...*cobra.Command) *cobra.Command {
 	c.SuggestionsMinimumDistance = 2
 	c.AddCommand(sub...)
 	return c
-}
-
-// argumentWords returns the words for the arguments in the usage line of a command, as in [ID] and FILE...
-func argumentWords(c *cobra.Command) []string {
-	usage, _, _ := strings.Cut(c.Use, " --")
-	return strings.Fields(usage)[1:]
-}
-
-// checkArguments makes all commands below c refuse a number of arguments that contradicts their usage line.
-func checkArguments(c *cobra.Command) {
-	for _, sub := range c.Commands() {
-		checkArguments(sub)
-		least, most := 0, 0
-		for _, word := range argumentWords(sub) {
-			if most++; !strings.HasPrefix(word, "[") {
-				least++
-			}
-			if strings.HasSuffix(word, "...") {
-				most = math.MaxInt
-			}
-		}
-		if sub.Args == nil {
-			sub.Args = argumentCount(least, most)
-		}
-	}
-}
-
-// argumentCount makes a command accept a number of arguments. None of them may be empty.
-func argumentCount(least, most int) cobra.PositionalArgs {
-	return func(c *cobra.Command, args []string) error {
-		problem := ""
-		switch n := len(args); {
-		case n < least:
-			problem = "too few arguments"
-		case n > most:
-			problem = fmt.Sprintf("unexpected argument %q", args[most])
-		case slices.Contains(args, ""):
-			problem = "empty argument"
-		default:
-			return nil
-		}
-		return usageError{fmt.Errorf("%s; usage: %s", problem, c.UseLine())}
-	}
 }
 
 func (p *program) stateDir() string {

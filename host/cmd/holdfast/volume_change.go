@@ -122,7 +122,7 @@ func newVolumeAdopt(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "adopt PLUGIN EXTERNAL_ID --id ID | adopt FILE",
 		Short: "Register an existing volume as its plugin describes it",
-		Args:  argumentCount(1, 2),
+		Args:  argumentCount([]string{"PLUGIN", "[EXTERNAL_ID]"}),
 		RunE: func(c *cobra.Command, args []string) error {
 			read := f.spec
 			if len(args) == 1 {

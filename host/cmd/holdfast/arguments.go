@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -31,20 +33,87 @@ var ids = map[string]lister{
 	"group-snapshot": snapshotIDs((*control.Client).GroupSnapshots),
 }
 
-// completeArguments makes the shell complete the arguments and flags of all commands below c that name objects of an
-// agent. It finds them by the words in the usage lines. It also resolves IDs that the agent does not know. ID... makes
-// the command run once for each argument.
-func completeArguments(c *cobra.Command, p *program) {
+// prepareArguments sets, for all commands below c, what follows from the words for arguments in the usage line: how many
+// are accepted, how the shell completes them, and that IDs are resolved which the agent does not know. A command with
+// ID... as its only argument runs once for each ID.
+func prepareArguments(c *cobra.Command, p *program) {
 	for _, sub := range c.Commands() {
-		completeArguments(sub, p)
+		prepareArguments(sub, p)
 	}
-	var listers []lister
-	words := argumentWords(c)
+	usage, _, _ := strings.Cut(c.Use, " --")
+	words := strings.Fields(usage)[1:]
+	if c.Args == nil {
+		c.Args = argumentCount(words)
+	}
+	for _, flag := range []string{"plugin", "external"} {
+		if c.Flags().Lookup(flag) != nil {
+			_ = c.RegisterFlagCompletionFunc(flag, // it fails only for unknown flags
+				func(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+					return complete(c, p, pluginIDs, args)
+				})
+		}
+	}
+	listers := listersOf(c, words)
+	if listers == nil {
+		return
+	}
+	several := strings.HasSuffix(words[len(words)-1], "...")
+	c.ValidArgsFunction = func(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		at := len(args)
+		if several {
+			at = min(at, len(listers)-1)
+		}
+		if at >= len(listers) || listers[at] == nil {
+			return nil, cobra.ShellCompDirectiveDefault
+		}
+		values, then := complete(c, p, listers[at], args)
+		typed := args[at:] // the arguments typed for ID...
+		return slices.DeleteFunc(values, func(v string) bool { return slices.Contains(typed, v) }), then
+	}
+	run := p.resolving(c.RunE, listers)
+	c.RunE = run
+	if len(words) == 1 && several {
+		c.RunE = func(c *cobra.Command, args []string) error {
+			return each(args, func(arg string) error { return run(c, []string{arg}) })
+		}
+	}
+}
+
+// argumentCount makes a command accept arguments for the words in its usage line: [ID] is optional, and ID... accepts
+// several. None may be empty.
+func argumentCount(words []string) cobra.PositionalArgs {
+	least, most := 0, len(words)
+	for _, word := range words {
+		if !strings.HasPrefix(word, "[") {
+			least++
+		}
+		if strings.HasSuffix(word, "...") {
+			most = math.MaxInt
+		}
+	}
+	return func(c *cobra.Command, args []string) error {
+		problem := ""
+		switch n := len(args); {
+		case n < least:
+			problem = "too few arguments"
+		case n > most:
+			problem = fmt.Sprintf("unexpected argument %q", args[most])
+		case slices.Contains(args, ""):
+			problem = "empty argument"
+		default:
+			return nil
+		}
+		return usageError{fmt.Errorf("%s; usage: %s", problem, c.UseLine())}
+	}
+}
+
+// listersOf returns the listers for the words in the usage line of a command. A lister is nil if the ID is new.
+func listersOf(c *cobra.Command, words []string) (listers []lister) {
 	for _, word := range words {
 		switch strings.Trim(word, "[].") {
 		case "ID":
 			list := ids[c.Parent().Name()]
-			if c.Name() == "create" { // the ID is new
+			if c.Name() == "create" {
 				list = nil
 			}
 			listers = append(listers, list)
@@ -60,7 +129,7 @@ func completeArguments(c *cobra.Command, p *program) {
 			listers = append(listers, list)
 		case "VOLUME":
 			list := volumeIDs
-			if c.Parent().Name() == "csi-endpoint" {
+			if c.Parent().Name() == "plugin" {
 				list = endpointVolumes
 			}
 			listers = append(listers, list)
@@ -70,36 +139,7 @@ func completeArguments(c *cobra.Command, p *program) {
 			listers = append(listers, externalIDs)
 		}
 	}
-	if listers != nil {
-		several := strings.HasSuffix(words[len(words)-1], "...")
-		c.ValidArgsFunction = func(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-			at := len(args)
-			if several {
-				at = min(at, len(listers)-1)
-			}
-			if at >= len(listers) || listers[at] == nil {
-				return nil, cobra.ShellCompDirectiveDefault
-			}
-			values, then := complete(c, p, listers[at], args)
-			typed := args[at:] // the arguments typed for ID...
-			return slices.DeleteFunc(values, func(v string) bool { return slices.Contains(typed, v) }), then
-		}
-		c.RunE = p.resolving(c.RunE, listers)
-		if len(words) == 1 && several {
-			run := c.RunE
-			c.RunE = func(c *cobra.Command, args []string) error {
-				return each(args, func(arg string) error { return run(c, []string{arg}) })
-			}
-		}
-	}
-	for _, flag := range []string{"plugin", "external"} {
-		if c.Flags().Lookup(flag) != nil {
-			_ = c.RegisterFlagCompletionFunc(flag, // it fails only for unknown flags
-				func(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-					return complete(c, p, pluginIDs, args)
-				})
-		}
-	}
+	return listers
 }
 
 // complete returns the values of a lister for the shell. Without an agent there are none.
