@@ -3,10 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/agext/levenshtein"
@@ -20,9 +18,6 @@ import (
 
 // outsideConfig are the flags of the agent without a key in its configuration file.
 var outsideConfig = []string{"address", "config", "help", "json", "recover"}
-
-// packaged are the values that are set in the configuration file of packages. All other keys are in comments there.
-var packaged = map[string]string{"volume-plugin": "/run/docker/plugins/holdfast.sock"}
 
 // configKeys returns the flag for each key of the configuration file. A key is the name of its flag, with underscores.
 func configKeys(c *cobra.Command) map[string]*pflag.Flag {
@@ -126,54 +121,4 @@ func suggestKey(name string, keys map[string]*pflag.Flag) string {
 		return fmt.Sprintf("; did you mean %q?", best)
 	}
 	return "; the keys are " + strings.Join(all, ", ")
-}
-
-// examples is the end of the configuration file of packages.
-const examples = `
-# Podman finds volume_plugin by these lines in /etc/containers/containers.conf. See docs/containers.md
-#   [engine]
-#   volume_plugin_timeout = 120
-#   [engine.volume_plugins]
-#   holdfast = "/run/docker/plugins/holdfast.sock"
-
-# Nodes with such a block share volumes through etcd. See docs/cluster.md
-# cluster {
-#   id        = "production"
-#   expect    = 3
-#   endpoints = ["https://10.0.0.1:2379", "https://10.0.0.2:2379", "https://10.0.0.3:2379"]
-#   tls {
-#     ca_file   = "/etc/holdfast/etcd-ca.pem"
-#     cert_file = "/etc/holdfast/etcd.pem"
-#     key_file  = "/etc/holdfast/etcd-key.pem"
-#   }
-# }
-`
-
-// writeConfig writes the configuration file of packages: each key with its meaning and its default.
-func writeConfig(w io.Writer, c *cobra.Command) error {
-	keys := configKeys(c)
-	var names []string
-	for name := range keys {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	var out strings.Builder
-	out.WriteString(`# Configuration of holdfast agent. Each key is a flag of that command; flags have precedence.
-# Values after # are the defaults. A change needs a restart of the agent, which leaves tasks and mounts as they are:
-#   systemctl restart holdfast
-`)
-	for _, name := range names {
-		f := keys[name]
-		value, mark := f.DefValue, "# "
-		if set, found := packaged[f.Name]; found {
-			value, mark = set, ""
-		}
-		if f.Value.Type() != "bool" && f.Value.Type() != "int" {
-			value = strconv.Quote(value)
-		}
-		fmt.Fprintf(&out, "\n# %s\n%s%s = %s\n", f.Usage, mark, name, value)
-	}
-	out.WriteString(examples)
-	_, err := io.WriteString(w, out.String())
-	return err
 }

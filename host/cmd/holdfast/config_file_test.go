@@ -2,9 +2,12 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -124,15 +127,32 @@ func TestConfigFileKeepsTheLinesOfItsClusterBlock(t *testing.T) {
 	}
 }
 
-// The file of packages has each key of the agent, and can be read.
+// The file of packages can be read, and has each key of the agent with its meaning and its default.
 func TestPackagedConfigFile(t *testing.T) {
 	c, _ := agentCommand(t)
-	path := filepath.Join("..", "..", "..", "packaging", "agent.hcl")
-	goldenFile(t, path, func(w io.Writer) error { return writeConfig(w, c) })
-	if _, err := (placesOf{}).readConfig(c, path); err != nil {
-		t.Error(err)
+	const path, socket = "../../../packaging/agent.hcl", "/run/docker/plugins/holdfast.sock"
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if got := c.Flags().Lookup("volume-plugin").Value.String(); got != packaged["volume-plugin"] {
-		t.Errorf("volume_plugin is %q", got)
+	keys := configKeys(c)
+	for name, f := range keys {
+		value, comment := strconv.Quote(f.DefValue), "# "
+		switch {
+		case name == "volume_plugin":
+			value, comment = strconv.Quote(socket), ""
+		case f.Value.Type() == "bool":
+			value = f.DefValue
+		}
+		want := fmt.Sprintf("\n# %s\n%s%s = %s\n", f.Usage, comment, name, value)
+		if !strings.Contains(string(text), want) {
+			t.Errorf("%s lacks%s", path, want)
+		}
+	}
+	if got := regexp.MustCompile(`(?m)^(# )?\w+ = `).FindAll(text, -1); len(got) != len(keys) {
+		t.Errorf("%s has %d keys, want %d: %q", path, len(got), len(keys), got)
+	}
+	if _, err := (placesOf{}).readConfig(c, path); err != nil || keys["volume_plugin"].Value.String() != socket {
+		t.Errorf("volume_plugin is %s, %v", keys["volume_plugin"].Value, err)
 	}
 }

@@ -31,11 +31,7 @@ func TestMain(m *testing.M) {
 
 func golden(t *testing.T, name string, write func(io.Writer) error) {
 	t.Helper()
-	goldenFile(t, filepath.Join("testdata", name+".want"), write)
-}
-
-func goldenFile(t *testing.T, path string, write func(io.Writer) error) {
-	t.Helper()
+	path := filepath.Join("testdata", name+".want")
 	var got bytes.Buffer
 	if err := write(&got); err != nil {
 		t.Fatal(err)

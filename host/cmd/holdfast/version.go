@@ -69,8 +69,7 @@ func revision() string {
 	return out
 }
 
-// newDocs returns a command that writes the files of packages that are made from the commands: manual pages, shell
-// completion and the configuration file.
+// newDocs returns a command that writes manual pages and shell completions for packages.
 func newDocs() *cobra.Command {
 	return &cobra.Command{Use: "docs DIR", Hidden: true,
 		RunE: func(c *cobra.Command, args []string) error {
