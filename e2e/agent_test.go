@@ -182,7 +182,7 @@ func (a *agentEnv) killAgent() {
 func (a *agentEnv) swap(path string) (report host.SwapReport) {
 	a.t.Helper()
 	a.must(a.retry("swap to "+path, func() (err error) {
-		report, err = a.client.Swap(a.ctx(), control.SwapRequest{Path: path, By: "tester"})
+		report, err = a.client.Swap(a.ctx(), control.SwapRequest{Path: path})
 		return err
 	}))
 	return report

@@ -137,7 +137,7 @@ func (v *engineVolumes) swapEachSecond() (stop func()) {
 	wg.Go(func() {
 		for i := 0; ctx.Err() == nil; i++ {
 			path := filepath.Join(bin, []string{"holdfast-shim-faulty", "holdfast-shim"}[i%2])
-			if _, err := v.client.Swap(ctx, control.SwapRequest{Path: path, By: "tester"}); err == nil {
+			if _, err := v.client.Swap(ctx, control.SwapRequest{Path: path}); err == nil {
 				swaps++
 			}
 			select {

@@ -154,10 +154,8 @@ func (s *Server) getEndpointUses(r *http.Request) (any, error) {
 
 // deleteEndpointUses removes the records of the uses of one volume. The query has the volume's external ID.
 func (s *Server) deleteEndpointUses(r *http.Request) (any, error) {
-	f := forceOf(r, "")
-	f.Confirm = r.URL.Query().Get("confirm")
 	return nil, s.host.ForgetEndpointUses(r.Context(), host.PluginID(r.PathValue("id")),
-		host.ExternalID(r.URL.Query().Get("volume")), f)
+		host.ExternalID(r.URL.Query().Get("volume")), forceOf(r))
 }
 
 // EndpointUses lists how clients of CSI endpoints use volumes of a plugin.

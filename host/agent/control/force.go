@@ -30,24 +30,28 @@ func withOperator(ctx context.Context, conn net.Conn) context.Context {
 	return context.WithValue(ctx, operatorKey{}, name)
 }
 
-// forceOf returns the options of a request by force. A confirmation repeats the ID in the path.
-func forceOf(r *http.Request, full string) host.Force {
-	f := host.Force{Confirm: r.URL.Query().Get("confirm"), DryRun: isTrue(r, "dry_run")}
-	f.By, _ = r.Context().Value(operatorKey{}).(string)
-	if f.Confirm == r.PathValue("id") {
-		f.Confirm = full
-	}
-	return f
+// operatorOf returns the user at the other end of the connection.
+func operatorOf(r *http.Request) string {
+	by, _ := r.Context().Value(operatorKey{}).(string)
+	return by
+}
+
+// forceOf returns the options of a request by force.
+func forceOf(r *http.Request) host.Force {
+	return host.Force{By: operatorOf(r), Confirm: r.URL.Query().Get("confirm"), DryRun: isTrue(r, "dry_run")}
 }
 
 // postForceRelease releases an alloc by force. The agent may have lost its record.
 func (s *Server) postForceRelease(r *http.Request) (any, error) {
-	id := host.AllocID(r.PathValue("id"))
+	id, force := host.AllocID(r.PathValue("id")), forceOf(r)
 	if rec, err := s.agent.Find(string(id)); err == nil {
+		if force.Confirm == string(id) { // the same prefix again
+			force.Confirm = string(rec.ID)
+		}
 		id = rec.ID
 	}
 	steps, err := callWithin(s, r, "alloc "+string(id), func(ctx context.Context) ([]host.ReleaseStep, error) {
-		return s.host.ForceReleaseAlloc(ctx, id, forceOf(r, string(id)))
+		return s.host.ForceReleaseAlloc(ctx, id, force)
 	})
 	s.agent.Retry()
 	return append([]host.ReleaseStep{}, steps...), err
@@ -56,7 +60,7 @@ func (s *Server) postForceRelease(r *http.Request) (any, error) {
 func (s *Server) postDetach(r *http.Request) (any, error) {
 	name := volumeName(r)
 	steps, err := callWithin(s, r, "volume "+name.String(), func(ctx context.Context) ([]host.ReleaseStep, error) {
-		return s.host.DetachVolume(ctx, name, r.URL.Query().Get("node"), forceOf(r, string(name.ID)))
+		return s.host.DetachVolume(ctx, name, r.URL.Query().Get("node"), forceOf(r))
 	})
 	return append([]host.ReleaseStep{}, steps...), s.withEngines(name, err)
 }

@@ -47,12 +47,6 @@ func (s *Server) getNode(r *http.Request) (any, error) {
 	return list[0], nil
 }
 
-// operatorOf returns the user at the other end of the connection.
-func operatorOf(r *http.Request) string {
-	by, _ := r.Context().Value(operatorKey{}).(string)
-	return by
-}
-
 func (s *Server) postDrain(r *http.Request) (any, error) {
 	q := r.URL.Query()
 	o := host.DrainOptions{By: operatorOf(r), Reason: q.Get("reason"), End: isTrue(r, "end")}
@@ -285,10 +279,8 @@ func unusedAttachments(v host.VolumeStatus) (list []Notice) {
 // postReleaseClaim releases the claims of an alloc on a volume by force.
 func (s *Server) postReleaseClaim(r *http.Request) (any, error) {
 	name, alloc := volumeName(r), host.AllocID(r.PathValue("alloc"))
-	f := forceOf(r, "")
-	f.Confirm = r.URL.Query().Get("confirm")
 	steps, err := callWithin(s, r, "volume "+name.String(), func(ctx context.Context) ([]host.ReleaseStep, error) {
-		return s.host.ForceReleaseClaim(ctx, name, alloc, f)
+		return s.host.ForceReleaseClaim(ctx, name, alloc, forceOf(r))
 	})
 	s.agent.Retry()
 	return append([]host.ReleaseStep{}, steps...), err

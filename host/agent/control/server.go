@@ -359,12 +359,11 @@ func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request) {
 type SwapRequest struct {
 	Path   string `json:"path"`
 	SHA256 string `json:"sha256,omitempty"`
-	By     string `json:"by,omitempty"` // the operator, for the history
 }
 
 // postSwap replaces the shim. The history also has the report of a failed swap.
 func (s *Server) postSwap(r *http.Request, ask SwapRequest) (any, error) {
-	return s.host.SwapAs(r.Context(), host.Binary{Path: ask.Path, SHA256: ask.SHA256}, ask.By)
+	return s.host.SwapAs(r.Context(), host.Binary{Path: ask.Path, SHA256: ask.SHA256}, operatorOf(r))
 }
 
 func (s *Server) getSwaps(*http.Request) (any, error) {

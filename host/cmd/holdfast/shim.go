@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/user"
 	"path/filepath"
 	"strings"
 	"time"
@@ -81,7 +79,7 @@ func newShimSwap(p *program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return p.swap(c.Context(), control.SwapRequest{Path: path, SHA256: sum, By: operator()})
+			return p.swap(c.Context(), control.SwapRequest{Path: path, SHA256: sum})
 		},
 	}
 	c.Flags().StringVar(&sum, "sha256", "", "expected digest of the binary (default: the content of PATH.sha256; "+
@@ -104,7 +102,7 @@ func newShimRollback(p *program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return p.swap(c.Context(), control.SwapRequest{SHA256: before, By: operator()})
+			return p.swap(c.Context(), control.SwapRequest{SHA256: before})
 		},
 	}
 }
@@ -117,15 +115,6 @@ func beforeLast(list []host.SwapReport) (string, error) {
 		}
 	}
 	return "", errors.New("no swap to roll back; to run another binary: holdfast shim swap PATH")
-}
-
-// operator names the user who runs this command.
-func operator() string {
-	name := fmt.Sprintf("uid %d", os.Getuid())
-	if u, err := user.Current(); err == nil {
-		name = fmt.Sprintf("%s (%s)", u.Username, name)
-	}
-	return name
 }
 
 func newShimHistory(p *program) *cobra.Command {
