@@ -32,9 +32,6 @@ type Client struct {
 	// each.
 	Waiting func(text string, since time.Time)
 
-	// Named, if set, is called with the name of a file's volume as soon as the agent has read the file.
-	Named func(host.VolumeName)
-
 	// OnNode, if not empty, is the node of the cluster on which new volumes of the client lie.
 	OnNode string
 
@@ -111,7 +108,7 @@ func (c *Client) open(ctx context.Context, method, path string, in any) (io.Read
 		}
 		body = bytes.NewReader(text)
 	}
-	req, err := http.NewRequestWithContext(withVolume(ctx, c.Named), method, "http://agent/v1"+path, body)
+	req, err := http.NewRequestWithContext(ctx, method, "http://agent/v1"+path, body)
 	if err != nil {
 		return nil, err
 	}

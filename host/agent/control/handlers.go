@@ -240,7 +240,6 @@ func (s *Server) postVolume(do func(context.Context, host.VolumeSpec) (host.Volu
 		if node := r.URL.Query().Get("node"); node != "" {
 			spec.Node = registry.NodeName(node)
 		}
-		nameVolume(r.Context(), spec.VolumeName())
 		st, err := callPlugin(s, r, spec.VolumeName(), spec.Plugin, spec.Node,
 			func(ctx context.Context) (host.VolumeStatus, error) { return do(ctx, spec) })
 		if err != nil {

@@ -92,7 +92,7 @@ type Server struct {
 	// TracerProvider makes spans of requests that carry a trace; nil: none. Set before Serve.
 	TracerProvider trace.TracerProvider
 
-	requests  requests
+	waits     sync.Map       // name of each named request in flight -> *waitDescription
 	endpoints sync.WaitGroup // connections of CSI clients; the HTTP server does not wait for them
 }
 
@@ -223,7 +223,7 @@ func (s *Server) handler() http.Handler {
 // answered returns a handler that encodes the answer to a request.
 func (s *Server) answered(answer func(*http.Request) (any, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		r, end := s.requests.begin(w, r)
+		r, end := s.begin(r)
 		defer end()
 		v, err := answer(r)
 		if err != nil {

@@ -6,12 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/http/httptrace"
-	"net/textproto"
 	"net/url"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"holdfast/host"
@@ -19,84 +18,32 @@ import (
 	"holdfast/registry"
 )
 
-const (
-	requestHeader = "Holdfast-Request" // names a request, so that its client can ask what it waits for
-	volumeHeader  = "Holdfast-Volume"  // the volume in a request's file, escaped; sent in an early answer (103)
-)
+// requestHeader names a request, so that its client can ask what it waits for.
+const requestHeader = "Holdfast-Request"
 
-// requests holds the named requests in flight.
-type requests struct {
-	mu   sync.Mutex
-	open map[string]*openRequest
-}
+// waitDescription is the function that describes what a named request in flight waits for, once its handler has set it.
+type waitDescription = atomic.Pointer[func(context.Context) string]
 
-// openRequest is a request in flight. Its handler may set a function that describes what it waits for.
-type openRequest struct {
-	head func(status int, header, value string) // sends an early answer with a header
+// waitDescriptionKey is the key of the *waitDescription in the context of a named request.
+type waitDescriptionKey struct{}
 
-	mu       sync.Mutex
-	describe func(context.Context) string
-}
-
-// openRequestKey is the key of the openRequest in the context of a request.
-type openRequestKey struct{}
-
-// begin registers a named request, so that its client can ask what it waits for. The registration lasts until end is
-// called.
-func (q *requests) begin(w http.ResponseWriter, r *http.Request) (_ *http.Request, end func()) {
+// begin registers a request, if it has a name, until end is called.
+func (s *Server) begin(r *http.Request) (_ *http.Request, end func()) {
 	id := r.Header.Get(requestHeader)
 	if id == "" {
 		return r, func() {}
 	}
-	open := &openRequest{head: func(status int, header, value string) {
-		w.Header().Set(header, value)
-		w.WriteHeader(status)
-		w.Header().Del(header)
-	}}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.open == nil {
-		q.open = map[string]*openRequest{}
-	}
-	q.open[id] = open
-	return r.WithContext(context.WithValue(r.Context(), openRequestKey{}, open)), func() {
-		q.mu.Lock()
-		defer q.mu.Unlock()
-		delete(q.open, id)
-	}
+	description := &waitDescription{}
+	s.waits.Store(id, description)
+	return r.WithContext(context.WithValue(r.Context(), waitDescriptionKey{}, description)),
+		func() { s.waits.Delete(id) }
 }
 
 // describeWait sets the function that describes what the request waits for.
 func describeWait(ctx context.Context, describe func(context.Context) string) {
-	if open, named := ctx.Value(openRequestKey{}).(*openRequest); named {
-		open.mu.Lock()
-		defer open.mu.Unlock()
-		open.describe = describe
+	if description, named := ctx.Value(waitDescriptionKey{}).(*waitDescription); named {
+		description.Store(&describe)
 	}
-}
-
-// nameVolume sends the client an early answer with the name of the volume that the request's file describes.
-func nameVolume(ctx context.Context, n host.VolumeName) {
-	if open, named := ctx.Value(openRequestKey{}).(*openRequest); named {
-		open.head(http.StatusEarlyHints, volumeHeader, url.Values{string(n.Namespace): {string(n.ID)}}.Encode())
-	}
-}
-
-// withVolume returns a context for a request. onVolume is called if the agent sends the name of the request's volume.
-func withVolume(ctx context.Context, onVolume func(host.VolumeName)) context.Context {
-	if onVolume == nil {
-		return ctx
-	}
-	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
-		Got1xxResponse: func(_ int, header textproto.MIMEHeader) error {
-			names, err := url.ParseQuery(header.Get(volumeHeader))
-			for namespace := range names {
-				onVolume(host.VolumeName{Namespace: registry.Namespace(namespace),
-					ID: registry.VolumeID(names.Get(namespace))})
-			}
-			return err
-		},
-	})
 }
 
 // waitText says what a request waits for. It is empty if that is not known.
@@ -105,18 +52,13 @@ type waitText struct {
 }
 
 func (s *Server) getWait(r *http.Request) (any, error) {
-	s.requests.mu.Lock()
-	open := s.requests.open[r.PathValue("id")]
-	s.requests.mu.Unlock()
-	if open == nil {
+	description, open := s.waits.Load(r.PathValue("id"))
+	if !open {
 		return waitText{}, nil
 	}
-	open.mu.Lock()
-	describe := open.describe
-	open.mu.Unlock()
 	text := ""
-	if describe != nil {
-		text = describe(r.Context())
+	if describe := description.(*waitDescription).Load(); describe != nil {
+		text = (*describe)(r.Context())
 	}
 	return waitText{withProblem(text, s.clusterProblem(r.Context()))}, nil
 }

@@ -8,7 +8,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -48,19 +47,13 @@ func newVolumeCreate(p *program, verb, short string, do createVolumeFunc) *cobra
 					again = display.Command("holdfast volume "+verb, src.Name)
 				}
 				owner := map[string]string{"create": "plugin", "register": "agent"}[verb]
-				hint := fmt.Sprintf("the %s may still %s the volume; to resume, run with the same flags: %s", owner,
-					verb, again)
-				var name atomic.Pointer[host.VolumeName] // nil: the agent has not read the file yet
+				hint := fmt.Sprintf("the %s may still %s the volume; to resume, run with the same flags: %s; "+
+					"to remove it from the records: holdfast volume deregister ID", owner, verb, again)
 				vol, err := callUntilSignal(c, p, wait, hint,
 					func(ctx context.Context, client *control.Client) (control.Volume, error) {
 						client.OnNode = node
-						client.Named = func(n host.VolumeName) { name.Store(&n) }
 						return do(client, ctx, src)
 					})
-				if by, is := errors.AsType[interrupted](err); is && name.Load() != nil {
-					by.text += "; to remove it from the records: " + volumeCommand("deregister", *name.Load())
-					err = by
-				}
 				return show(p, err, vol,
 					writeCreated(map[string]string{"create": "created by", "register": "registered with"}[verb]))
 			})
