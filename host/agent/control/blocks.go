@@ -69,8 +69,7 @@ func (s *Server) streamBlocks(w http.ResponseWriter, r *http.Request) {
 // that blocks are missing.
 func (c SnapshotClient) Blocks(ctx context.Context, q host.BlockQuery, fn func(host.Blocks) error) error {
 	values := url.Values{"base": {string(q.Base)}, "offset": {fmt.Sprint(q.Offset)}, "wait": {c.Wait.String()}}
-	body, err := c.open(ctx, http.MethodGet,
-		namedPath(c.kind, q.Snapshot.Namespace, string(q.Snapshot.ID), "/blocks", values), nil)
+	body, err := c.open(ctx, http.MethodGet, c.path(q.Snapshot, "/blocks", values), nil)
 	if err != nil {
 		return err
 	}

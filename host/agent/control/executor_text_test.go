@@ -60,7 +60,7 @@ func TestExplanationNamesTheNodeThatHasTheVolume(t *testing.T) {
 		registry.NodeOutOfService: "node b, which has volume v, is out-of-service",
 	} {
 		n := noExecutor(v, []host.NodeStatus{other, {Node: registry.Node{Name: "b", State: state}}})
-		deregister := strings.Contains(fmt.Sprint(n.Commands), "holdfast volume deregister --namespace=default v")
+		deregister := strings.Contains(fmt.Sprint(n.Commands), "holdfast volume deregister v")
 		if n.Summary != want || deregister != (state == registry.NodeOutOfService) {
 			t.Errorf("%s: %+v", state, n)
 		}

@@ -187,7 +187,8 @@ func noOwnNode(v host.VolumeStatus, nodes []host.NodeStatus) Notice {
 		}
 		n.command("inspect the node", display.Command("holdfast node status", string(node.Name)))
 		if node.State == registry.NodeOutOfService || node.State == registry.NodeFenced {
-			n.command("if the node never comes back, remove the record of the volume", deregisterCommand(v))
+			n.command("if the node never comes back, remove the record of the volume",
+				VolumeCommand("deregister", v.VolumeName()))
 		}
 	}
 	n.Summary = fmt.Sprintf("node %s, which has volume %s, is %s", v.Node, v.VolumeName(), state)
@@ -197,10 +198,6 @@ func noOwnNode(v host.VolumeStatus, nodes []host.NodeStatus) Notice {
 // OutOfServiceCommand is the command that declares a node out of service.
 func OutOfServiceCommand(node host.NodeName) string {
 	return display.Command("holdfast node out-of-service --confirm="+display.Quote(string(node)), string(node))
-}
-
-func deregisterCommand(v host.VolumeStatus) string {
-	return display.Command("holdfast volume deregister --namespace="+display.Quote(string(v.Namespace)), string(v.ID))
 }
 
 // lostHolder is the notice about a node that is not alive or not in service, and that holds the volume or has it
@@ -241,7 +238,7 @@ func lostHolder(node host.NodeStatus, v host.VolumeStatus, claims []host.Claim) 
 	n.Next = "Holdfast detaches the volume from the node, and then releases its claims."
 	if v.Node == node.Name {
 		n.Next = "Holdfast releases the claims. The node detaches the volume when it is back. If it never is: " +
-			volumeCommand("deregister", v.VolumeName())
+			VolumeCommand("deregister", v.VolumeName())
 	}
 	switch {
 	case node.Alive:
@@ -270,7 +267,7 @@ func unusedAttachments(v host.VolumeStatus) (list []Notice) {
 			n.fact("Detached by", at.Detaching.By+", since "+since(at.Detaching.Since))
 			n.Next = "Holdfast detaches the volume."
 		}
-		n.command("detach it by hand", volumeCommand("detach --node="+display.Quote(string(at.Node)), v.VolumeName()))
+		n.command("detach it by hand", VolumeCommand("detach --node="+display.Quote(string(at.Node)), v.VolumeName()))
 		list = append(list, n)
 	}
 	return list

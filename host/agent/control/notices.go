@@ -108,14 +108,14 @@ func expansionNotices(name registry.VolumeName, e registry.Expansion) []Notice {
 		found = fmt.Sprintf("%s: %s", registry.NodeExpandRPC, e.Refused)
 	}
 	n := reported(NoticePending, found, e.Since)
-	expand := func(bytes int64) string { return volumeCommand(fmt.Sprintf("expand --size %d", bytes), name) }
+	expand := func(bytes int64) string { return VolumeCommand(fmt.Sprintf("expand --size %d", bytes), name) }
 	switch {
 	case e.Open():
 		n.Summary = fmt.Sprintf("volume %s may or may not have been expanded to %d bytes", name, e.Asked.Required)
 		n.Meaning = "The plugin failed without reporting whether the expansion was done."
 		n.Next = "Holdfast repeats this call before the next expansion of the volume."
 		n.command("repeat the expansion", expand(e.Asked.Required))
-		n.command("see the current size", volumeCommand("status", name))
+		n.command("see the current size", VolumeCommand("status", name))
 		return []Notice{n}
 	case e.Refused == "":
 		n.Next = "It is expanded on this node at the next mount, before the tasks start. A read-only mount cannot " +
@@ -126,7 +126,7 @@ func expansionNotices(name registry.VolumeName, e registry.Expansion) []Notice {
 		if e.Refused != "FAILED_PRECONDITION" { // after FAILED_PRECONDITION the call may not be repeated
 			n.command("retry now", expand(e.Node.Required))
 		}
-		n.command("list its users", volumeCommand("status", name))
+		n.command("list its users", VolumeCommand("status", name))
 	}
 	n.Summary = fmt.Sprintf("volume %s is expanded to %d bytes, but not on this node yet", name, e.Node.Required)
 	return []Notice{n}
@@ -146,8 +146,8 @@ func creationNotices(v host.VolumeStatus) []Notice {
 	n.Summary = fmt.Sprintf("volume %s may or may not have been created, and cannot be used", name)
 	n.Meaning = "The plugin may have created the volume, but its answer was unusable."
 	n.Next = "Holdfast does not retry the creation."
-	n.command("delete it, if the plugin created it", volumeCommand("delete", name))
-	n.command("remove the record only; the plugin may keep the volume", volumeCommand("deregister", name))
+	n.command("delete it, if the plugin created it", VolumeCommand("delete", name))
+	n.command("remove the record only; the plugin may keep the volume", VolumeCommand("deregister", name))
 	n.command("repeat the creation", "holdfast volume create FILE")
 	n.command("inspect the plugin", pluginCommand(v.Plugin))
 	return []Notice{n}
@@ -165,9 +165,9 @@ func deletionNotices(v host.VolumeStatus) []Notice {
 		n.fact("Plugin error", f.Code+": "+f.Detail)
 		n.fact("Since", since(f.Since))
 	}
-	n.command("try now, and see what is in the way", volumeCommand("delete", name))
+	n.command("try now, and see what is in the way", VolumeCommand("delete", name))
 	n.command("if its secrets cannot be read, give it others", "holdfast volume update FILE")
-	n.command("remove the record only; the plugin may keep the volume", volumeCommand("deregister", name))
+	n.command("remove the record only; the plugin may keep the volume", VolumeCommand("deregister", name))
 	return []Notice{n}
 }
 
@@ -183,19 +183,24 @@ func healthNotices(name registry.VolumeName, plugin registry.PluginID, h registr
 		n.Meaning = "Users of the volume may get errors or may have lost data. Holdfast changes nothing."
 		n.Next = "An event reports when the volume is healthy again."
 		n.command("inspect the plugin", pluginCommand(plugin))
-		n.command("list its users", volumeCommand("status", name))
+		n.command("list its users", VolumeCommand("status", name))
 		list = append(list, n)
 	}
 	return list
 }
 
-// volumeCommand is a command of holdfast volume for one volume.
-func volumeCommand(verb string, n registry.VolumeName) string {
-	words := "holdfast volume " + verb
-	if n.Namespace != registry.DefaultNamespace && n.Namespace != "" {
-		words += " --namespace=" + display.Quote(string(n.Namespace))
+// VolumeCommand is the command line of holdfast volume for one volume. verb may have flags.
+func VolumeCommand(verb string, n registry.VolumeName) string {
+	return ObjectCommand("volume", verb, n.Namespace, string(n.ID))
+}
+
+// ObjectCommand is a command line for one volume, snapshot or group snapshot, which is the kind.
+func ObjectCommand(kind, verb string, namespace registry.Namespace, id string) string {
+	words := "holdfast " + kind + " " + verb
+	if namespace != registry.DefaultNamespace && namespace != "" {
+		words += " --namespace=" + display.Quote(string(namespace))
 	}
-	return display.Command(words, string(n.ID))
+	return display.Command(words, id)
 }
 
 func pluginCommand(id registry.PluginID) string {

@@ -91,12 +91,12 @@ func (s *Server) continues(ctx context.Context, name host.VolumeName) string {
 	case v == nil:
 		return ""
 	case v.State == registry.VolumeDeleting:
-		return fmt.Sprintf("the deletion continues in the background; see %s", volumeCommand("status", name))
+		return fmt.Sprintf("the deletion continues in the background; see %s", VolumeCommand("status", name))
 	case v.State == registry.VolumeCreating || v.Intent != nil && v.Intent.RPC == registry.CreateVolumeRPC:
 		return fmt.Sprintf("the creation continues in the background; see %s; "+
 			"to cancel it, and delete what was created: %s; "+
-			"to remove only the record: %s", volumeCommand("status", name), volumeCommand("delete", name),
-			volumeCommand("deregister", name))
+			"to remove only the record: %s", VolumeCommand("status", name), VolumeCommand("delete", name),
+			VolumeCommand("deregister", name))
 	}
 	return ""
 }
@@ -249,7 +249,7 @@ func executorText(nodes []host.NodeStatus, self host.NodeName, v *host.VolumeSta
 				return text + ", is suspect: etcd does not hear of it"
 			case !n.Alive && v != nil && v.Node == n.Name:
 				return fmt.Sprintf("%s, is %s, and only that node can change the volume; to remove its record: %s",
-					text, NodeState(n), deregisterCommand(*v))
+					text, NodeState(n), VolumeCommand("deregister", v.VolumeName()))
 			case !n.Alive:
 				return text + ", is " + NodeState(n)
 			}

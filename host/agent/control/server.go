@@ -149,7 +149,7 @@ func withBody[In any](answer func(*http.Request, In) (any, error)) handler {
 
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
-	snapshots, groups := s.snapshotKinds()
+	snapshots, groups := s.snapshotRoutes()
 	for pattern, answer := range map[string]handler{
 		"GET /v1/agent/self":          s.getSelf,
 		"POST /v1/jobs":               withBody(s.postJob),

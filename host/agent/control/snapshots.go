@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"strings"
 
 	"holdfast/host"
-	"holdfast/internal/display"
 	"holdfast/registry"
 )
 
@@ -21,28 +21,44 @@ func snapshotName(r *http.Request) host.SnapshotName {
 	return n
 }
 
-// snapshotKind has the functions of the host that the routes of snapshots, or of group snapshots, call.
-type snapshotKind struct {
-	noun, command      string
+// SnapshotKind tells snapshots from group snapshots. It stands in command lines and in paths of requests.
+type SnapshotKind string
+
+const (
+	Snapshots      SnapshotKind = "snapshot"
+	GroupSnapshots SnapshotKind = "group-snapshot"
+)
+
+// Noun returns the kind as a word in a sentence.
+func (k SnapshotKind) Noun() string { return strings.ReplaceAll(string(k), "-", " ") }
+
+// CommandLine returns the command line for one snapshot of the kind.
+func (k SnapshotKind) CommandLine(verb string, n host.SnapshotName) string {
+	return ObjectCommand(string(k), verb, n.Namespace, string(n.ID))
+}
+
+// snapshotRoutes handles the requests about one kind of snapshots.
+type snapshotRoutes struct {
+	SnapshotKind
 	create             func(context.Context, host.SnapshotSpec) (host.Snapshot, error)
 	remove, deregister func(context.Context, host.SnapshotName) error
 	list               func(context.Context, host.SnapshotQuery) ([]host.Snapshot, host.Seq, error)
 }
 
-func (s *Server) snapshotKinds() (snapshots, groups snapshotKind) {
+func (s *Server) snapshotRoutes() (snapshots, groups snapshotRoutes) {
 	h := s.host
-	return snapshotKind{"snapshot", "snapshot", h.CreateSnapshot, h.DeleteSnapshot, h.DeregisterSnapshot, h.Snapshots},
-		snapshotKind{"group snapshot", "group-snapshot", h.CreateGroupSnapshot, h.DeleteGroupSnapshot,
-			h.DeregisterGroupSnapshot, h.GroupSnapshots}
+	return snapshotRoutes{Snapshots, h.CreateSnapshot, h.DeleteSnapshot, h.DeregisterSnapshot, h.Snapshots},
+		snapshotRoutes{GroupSnapshots, h.CreateGroupSnapshot, h.DeleteGroupSnapshot, h.DeregisterGroupSnapshot,
+			h.GroupSnapshots}
 }
 
 // post takes a snapshot. If the time limit of the request ends first, the error says how far the snapshot has come.
-func (k snapshotKind) post(r *http.Request, spec host.SnapshotSpec) (any, error) {
+func (k snapshotRoutes) post(r *http.Request, spec host.SnapshotSpec) (any, error) {
 	return callSnapshot(k, r, spec.SnapshotName(),
 		func(ctx context.Context) (host.Snapshot, error) { return k.create(ctx, spec) })
 }
 
-func (k snapshotKind) delete(r *http.Request) (any, error) {
+func (k snapshotRoutes) delete(r *http.Request) (any, error) {
 	name, remove := snapshotName(r), k.remove
 	if isTrue(r, "deregister") {
 		remove = k.deregister
@@ -53,7 +69,7 @@ func (k snapshotKind) delete(r *http.Request) (any, error) {
 
 // callSnapshot calls do within the time limit of the request. Work that has started continues after that.
 func callSnapshot[T any](
-	k snapshotKind, r *http.Request, name host.SnapshotName, do func(context.Context) (T, error),
+	k snapshotRoutes, r *http.Request, name host.SnapshotName, do func(context.Context) (T, error),
 ) (T, error) {
 	describeWait(r.Context(), func(ctx context.Context) string { return k.progress(ctx, name) })
 	out, wait, late, err := limited(r.Context(), r, do)
@@ -65,8 +81,8 @@ func callSnapshot[T any](
 }
 
 // progress says how far the work on a snapshot has come.
-func (k snapshotKind) progress(ctx context.Context, name host.SnapshotName) string {
-	what := k.noun + " " + name.String()
+func (k snapshotRoutes) progress(ctx context.Context, name host.SnapshotName) string {
+	what := k.Noun() + " " + name.String()
 	list, _, err := k.list(ctx, host.SnapshotQuery{Name: name})
 	if err != nil || len(list) == 0 {
 		return "no answer about " + what
@@ -81,24 +97,23 @@ func (k snapshotKind) progress(ctx context.Context, name host.SnapshotName) stri
 	if f := snap.Failure; f.Code != "" {
 		text += fmt.Sprintf(": %s failed: %s: %s", f.RPC, f.Code, f.Detail)
 	}
-	return text + "; Holdfast keeps asking, see " + display.Command("holdfast "+k.command+" status --namespace="+
-		display.Quote(string(name.Namespace)), string(name.ID))
+	return text + "; Holdfast keeps asking, see " + k.CommandLine("status", name)
 }
 
-func (k snapshotKind) getAll(r *http.Request) (any, error) {
+func (k snapshotRoutes) getAll(r *http.Request) (any, error) {
 	list, _, err := k.list(r.Context(), host.SnapshotQuery{Plugin: host.PluginID(r.URL.Query().Get("plugin"))})
 	return append([]host.Snapshot{}, list...), err
 }
 
-func (k snapshotKind) get(r *http.Request) (any, error) {
+func (k snapshotRoutes) get(r *http.Request) (any, error) {
 	name := snapshotName(r)
 	list, _, err := k.list(r.Context(), host.SnapshotQuery{Name: name})
 	switch {
 	case err != nil:
 		return nil, err
 	case len(list) == 0:
-		return nil, registry.Errorf(registry.ErrNotFound, "%s %s not found; run holdfast %s list for a list", k.noun,
-			name, k.command)
+		return nil, registry.Errorf(registry.ErrNotFound, "%s %s not found; run holdfast %s list for a list",
+			k.Noun(), name, k.SnapshotKind)
 	}
 	return list[0], nil
 }
@@ -107,7 +122,7 @@ func (k snapshotKind) get(r *http.Request) (any, error) {
 func (s *Server) getSnapshots(r *http.Request) (any, error) {
 	id := host.PluginID(r.URL.Query().Get("at"))
 	if id == "" {
-		snapshots, _ := s.snapshotKinds()
+		snapshots, _ := s.snapshotRoutes()
 		return snapshots.getAll(r)
 	}
 	list, err := askPlugin(s, r, id, func(ctx context.Context) ([]host.Snapshot, error) {
@@ -116,47 +131,48 @@ func (s *Server) getSnapshots(r *http.Request) (any, error) {
 	return append([]host.Snapshot{}, list...), err
 }
 
-// SnapshotClient manages either snapshots or group snapshots.
+// SnapshotClient manages snapshots of one kind.
 type SnapshotClient struct {
 	*Client
-	kind string // as it is written in paths
+	kind SnapshotKind
 }
 
-// Snapshots manages snapshots.
-func (c *Client) Snapshots() SnapshotClient { return SnapshotClient{c, "/snapshot"} }
+// Snapshots returns the client for snapshots of a kind.
+func (c *Client) Snapshots(kind SnapshotKind) SnapshotClient { return SnapshotClient{c, kind} }
 
-// GroupSnapshots manages group snapshots.
-func (c *Client) GroupSnapshots() SnapshotClient { return SnapshotClient{c, "/group-snapshot"} }
-
-func (c SnapshotClient) path(n host.SnapshotName, more url.Values) string {
-	return namedPath(c.kind, n.Namespace, string(n.ID), "", more)
+// path returns the path of one snapshot, or of a resource below it.
+func (c SnapshotClient) path(n host.SnapshotName, below string, more url.Values) string {
+	return namedPath("/"+string(c.kind), n.Namespace, string(n.ID), below, more)
 }
+
+// all returns the path of all snapshots of the kind.
+func (c SnapshotClient) all(q url.Values) string { return "/" + string(c.kind) + "s?" + q.Encode() }
 
 // Create takes a snapshot.
 func (c SnapshotClient) Create(ctx context.Context, spec host.SnapshotSpec) (host.Snapshot, error) {
-	return post[host.Snapshot](ctx, c.Client, c.kind+"s?"+c.wait().Encode(), spec)
+	return post[host.Snapshot](ctx, c.Client, c.all(c.wait()), spec)
 }
 
 // Delete deletes a snapshot at its plugin.
 func (c SnapshotClient) Delete(ctx context.Context, n host.SnapshotName) error {
-	return c.remove(ctx, c.path(n, c.wait()))
+	return c.remove(ctx, c.path(n, "", c.wait()))
 }
 
 // Deregister deletes the record of a snapshot. The plugin keeps the snapshot.
 func (c SnapshotClient) Deregister(ctx context.Context, n host.SnapshotName) error {
 	q := c.wait()
 	q.Set("deregister", "true")
-	return c.remove(ctx, c.path(n, q))
+	return c.remove(ctx, c.path(n, "", q))
 }
 
 // List lists snapshots of a plugin, or all if plugin is empty.
 func (c SnapshotClient) List(ctx context.Context, plugin string) ([]host.Snapshot, error) {
-	return get[[]host.Snapshot](ctx, c.Client, c.kind+"s?"+url.Values{"plugin": {plugin}}.Encode())
+	return get[[]host.Snapshot](ctx, c.Client, c.all(url.Values{"plugin": {plugin}}))
 }
 
 // Get returns a snapshot.
 func (c SnapshotClient) Get(ctx context.Context, n host.SnapshotName) (host.Snapshot, error) {
-	return get[host.Snapshot](ctx, c.Client, c.path(n, nil))
+	return get[host.Snapshot](ctx, c.Client, c.path(n, "", nil))
 }
 
 // SnapshotsAt lists the snapshots that a plugin has, including those without a record.

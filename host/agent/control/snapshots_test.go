@@ -23,7 +23,7 @@ func TestLateSnapshotSaysHowFarItIs(t *testing.T) {
 		"is not deleted yet: DeleteSnapshot failed: UNAVAILABLE: down": {{State: registry.SnapshotDeleting,
 			Failure: down}},
 	} {
-		k := snapshotKind{noun: "snapshot", command: "snapshot",
+		k := snapshotRoutes{SnapshotKind: Snapshots,
 			list: func(context.Context, host.SnapshotQuery) ([]host.Snapshot, host.Seq, error) { return list, 0, nil }}
 		r := &http.Request{URL: &url.URL{RawQuery: "wait=1ms"}}
 		_, err := callSnapshot(k, r.WithContext(t.Context()), name, func(ctx context.Context) (struct{}, error) {

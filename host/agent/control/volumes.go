@@ -84,6 +84,6 @@ func modificationNotices(v host.VolumeStatus) []Notice {
 		}
 		flags += " --parameter " + display.Quote(key+"="+value)
 	}
-	n.command("modify them again, to these or other values", volumeCommand(flags, name))
+	n.command("modify them again, to these or other values", VolumeCommand(flags, name))
 	return []Notice{n}
 }

@@ -95,7 +95,7 @@ func (n *Notice) explainClaim(w wait) {
 		n.Summary = w.name() + " cannot be claimed"
 		n.Next = "Holdfast retries until the claim is granted; then the alloc continues."
 		if w.Volume.ID != "" {
-			n.command("inspect the volume", volumeCommand("status", w.Volume))
+			n.command("inspect the volume", VolumeCommand("status", w.Volume))
 		}
 		return
 	}
@@ -233,10 +233,10 @@ func (n *Notice) explainCall(w wait) {
 		n.command("find inconsistencies", "holdfast doctor")
 	}
 	if w.Step == "" && w.RPC == registry.CreateVolumeRPC {
-		n.command("cancel, and delete it if it was created", volumeCommand("delete", w.Volume))
+		n.command("cancel, and delete it if it was created", VolumeCommand("delete", w.Volume))
 	}
 	if w.Step == "" && w.RPC != "" && !w.RPC.Alters() { // the volume exists
-		n.command("remove the record only; the plugin may keep the volume", volumeCommand("deregister", w.Volume))
+		n.command("remove the record only; the plugin may keep the volume", VolumeCommand("deregister", w.Volume))
 	}
 }
 

@@ -29,13 +29,13 @@ var ids = map[string]lister{
 	"plugin":         pluginIDs,
 	"node":           nodeIDs,
 	"volume":         volumeIDs,
-	"snapshot":       snapshotIDs((*control.Client).Snapshots),
-	"group-snapshot": snapshotIDs((*control.Client).GroupSnapshots),
+	"snapshot":       snapshotIDs(control.Snapshots),
+	"group-snapshot": snapshotIDs(control.GroupSnapshots),
 }
 
-// prepareArguments sets, for all commands below c, what follows from the words for arguments in the usage line: how many
-// are accepted, how the shell completes them, and that IDs are resolved which the agent does not know. A command with
-// ID... as its only argument runs once for each ID.
+// prepareArguments sets up the arguments of all commands below c by the words for them in the usage lines: how many are
+// accepted, how the shell completes them, and that IDs are resolved which the agent does not know. A command with ID...
+// as its only argument runs once for each ID.
 func prepareArguments(c *cobra.Command, p *program) {
 	for _, sub := range c.Commands() {
 		prepareArguments(sub, p)
@@ -237,9 +237,9 @@ func volumeIDs(ctx context.Context, c *control.Client, _ []string, namespace str
 	})
 }
 
-func snapshotIDs(client func(*control.Client) control.SnapshotClient) lister {
+func snapshotIDs(kind control.SnapshotKind) lister {
 	return func(ctx context.Context, c *control.Client, _ []string, namespace string) ([]string, error) {
-		all, err := client(c).List(ctx, "")
+		all, err := c.Snapshots(kind).List(ctx, "")
 		return values(all, err, func(s host.Snapshot) string {
 			if s.Namespace != registry.Namespace(namespace) {
 				return ""

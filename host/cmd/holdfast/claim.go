@@ -54,7 +54,7 @@ func newClaimExplain(p *program) *cobra.Command {
 			return show(p, err, e, writeExplanation)
 		},
 	}
-	namespaceFlag(c, &namespace)
+	namespaceFlag(c, "volume", &namespace)
 	return c
 }
 
@@ -110,7 +110,7 @@ func newClaimRelease(p *program) *cobra.Command {
 				writeSteps(f.dryRun, fmt.Sprintf("claim of alloc %s on volume %s released", args[1], name)))
 		},
 	}
-	namespaceFlag(c, &namespace)
+	namespaceFlag(c, "volume", &namespace)
 	f.flags(c, "alloc")
 	return c
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"holdfast/host"
+	"holdfast/host/agent/control"
 	"holdfast/internal/display"
 	"holdfast/registry"
 )
@@ -22,21 +23,20 @@ func newSnapshotDiff(p *program) *cobra.Command {
 Without BASE, list the blocks that are allocated. The ranges are printed as they come,
 in order. If the list ends early, continue it with --offset OFFSET+SIZE of the last range.`,
 		RunE: func(c *cobra.Command, args []string) error {
-			q := host.BlockQuery{Offset: offset, Snapshot: host.SnapshotName{
-				Namespace: registry.Namespace(namespace), ID: registry.SnapshotID(args[len(args)-1])}}
+			q := host.BlockQuery{Offset: offset, Snapshot: snapshotName(namespace, args[len(args)-1])}
 			if len(args) == 2 {
 				q.Base = registry.SnapshotID(args[0])
 			}
 			out := blockWriter{to: p.out, json: p.json, delta: q.Base != ""}
 			client := p.client()
 			client.Wait = wait
-			if err := client.Snapshots().Blocks(c.Context(), q, out.write); err != nil {
+			if err := client.Snapshots(control.Snapshots).Blocks(c.Context(), q, out.write); err != nil {
 				return err
 			}
 			return out.end()
 		},
 	}
-	snapshotNamespace(c, &namespace)
+	namespaceFlag(c, "snapshot", &namespace)
 	c.Flags().Int64Var(&offset, "offset", 0, "list blocks from this byte on")
 	c.Flags().DurationVar(&wait, "wait", 30*time.Second, "how long to wait for the first block; 0 means no limit")
 	return c

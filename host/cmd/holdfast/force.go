@@ -79,7 +79,7 @@ func newVolumeDetach(p *program) *cobra.Command {
 			}
 			name := volumeName(namespace, args[0])
 			steps, err := callUntilSignal(c, p, f.wait, fmt.Sprintf("a detach of volume %s that has begun continues; "+
-				"to check: %s; to begin again, run the command again", name, volumeCommand("status", name)),
+				"to check: %s; to begin again, run the command again", name, control.VolumeCommand("status", name)),
 				func(ctx context.Context, client *control.Client) ([]host.ReleaseStep, error) {
 					return client.DetachVolume(ctx, name, node, o)
 				})
@@ -87,7 +87,7 @@ func newVolumeDetach(p *program) *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&node, "node", "", "only from this node")
-	namespaceFlag(c, &namespace)
+	namespaceFlag(c, "volume", &namespace)
 	f.flags(c, "volume")
 	return c
 }

@@ -187,36 +187,6 @@ func newJobStop(p *program) *cobra.Command {
 	return c
 }
 
-// statusCommand returns a command that lists objects. With an argument it shows the object with that name.
-func statusCommand[T any](
-	p *program, short string,
-	list func(*control.Client, context.Context) ([]T, error), writeList func(io.Writer, []T) error,
-	get func(*control.Client, context.Context, string) (T, error), write func(io.Writer, T) error,
-) *cobra.Command {
-	return &cobra.Command{
-		Use: "status [ID]", Short: short, Aliases: []string{"list"},
-		RunE: func(c *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				all, err := list(p.client(), c.Context())
-				return show(p, err, all, writeList)
-			}
-			v, err := get(p.client(), c.Context(), args[0])
-			return show(p, err, v, write)
-		},
-	}
-}
-
-// show writes an answer as JSON or as text.
-func show[T any](p *program, err error, v T, write func(io.Writer, T) error) error {
-	switch {
-	case err != nil:
-		return err
-	case p.json:
-		return writeJSON(p.out, v)
-	}
-	return write(p.out, v)
-}
-
 func writeJobs(to io.Writer, jobs []control.Job) error {
 	t := newTable("ID", "TYPE", "STATUS", "VERSION", "GROUPS", "SUBMITTED")
 	for _, j := range jobs {

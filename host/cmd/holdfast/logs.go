@@ -28,7 +28,7 @@ func (f *logFlags) flags(c *cobra.Command) {
 	c.Flags().IntVar(&f.Tail, "tail", 0, "print only the last lines of each stream (0: all)")
 	c.Flags().BoolVar(&f.stdout, "stdout", false, "print only standard output")
 	c.Flags().BoolVar(&f.stderr, "stderr", false, "print only standard error, to standard output")
-	c.MarkFlagsMutuallyExclusive("stdout", "stderr")
+	excludeFlags(c, "stdout", "stderr")
 }
 
 func newAllocLogs(p *program) *cobra.Command {

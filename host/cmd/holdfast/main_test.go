@@ -159,8 +159,8 @@ func TestTables(t *testing.T) {
 	golden(t, "shim_swapping", func(w io.Writer) error {
 		swapping := serving
 		swapping.Bakes = noon
-		swapping.Swap = &host.SwapRunning{By: "user root (uid 0)", Path: "/opt/shim", Began: noon, Step: host.SwapPrepare,
-			Since: noon}
+		swapping.Swap = &host.SwapRunning{By: "user root (uid 0)", Path: "/opt/shim", Began: noon,
+			Step: host.SwapPrepare, Since: noon}
 		return writeShim(w, control.Shim{ShimState: swapping, Version: "1", Generation: 3})
 	})
 	golden(t, "shim_gone", func(w io.Writer) error {

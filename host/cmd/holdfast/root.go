@@ -267,6 +267,16 @@ func group(use, short string, sub ...*cobra.Command) *cobra.Command {
 	return c
 }
 
+// excludeFlags makes a command refuse two flags together.
+func excludeFlags(c *cobra.Command, one, other string) {
+	c.PreRunE = func(c *cobra.Command, _ []string) error {
+		if c.Flags().Changed(one) && c.Flags().Changed(other) {
+			return usageError{fmt.Errorf("use either --%s or --%s", one, other)}
+		}
+		return nil
+	}
+}
+
 func (p *program) stateDir() string {
 	if p.state == "" {
 		return resolved(defaultState)

@@ -16,33 +16,23 @@ import (
 	"holdfast/registry"
 )
 
-// snapshotKind has the differences between the commands for snapshots and those for group snapshots.
-type snapshotKind struct {
-	command string // snapshot or group-snapshot
-	noun    string
-	client  func(*control.Client) control.SnapshotClient
-}
-
-var (
-	snapshots      = snapshotKind{"snapshot", "snapshot", (*control.Client).Snapshots}
-	groupSnapshots = snapshotKind{"group-snapshot", "group snapshot", (*control.Client).GroupSnapshots}
-)
-
 func newSnapshot(p *program) *cobra.Command {
-	create := newSnapshotCreate(p, snapshots, func(spec *host.SnapshotSpec, args []string) {
+	create := newSnapshotCreate(p, control.Snapshots, func(spec *host.SnapshotSpec, args []string) {
 		spec.Volume, spec.ID = registry.VolumeID(args[0]), registry.SnapshotID(args[1])
 	})
 	create.Use, create.Short = "create VOLUME ID", "Take a snapshot of a volume and wait until it is ready to use"
 	return group("snapshot", "Manage snapshots of volumes", create,
-		newSnapshotList(p), newSnapshotStatus(p, snapshots), newSnapshotDiff(p),
-		newSnapshotDelete(p, snapshots, "delete", "Delete snapshots; volumes created from them stay",
+		newList(p, "snapshots", listSnapshots(control.Snapshots), writeSnapshots, (*control.Client).SnapshotsAt,
+			writeSnapshots),
+		newSnapshotStatus(p, control.Snapshots), newSnapshotDiff(p),
+		newSnapshotDelete(p, control.Snapshots, "delete", "Delete snapshots; volumes created from them stay",
 			control.SnapshotClient.Delete),
-		newSnapshotDelete(p, snapshots, "deregister",
+		newSnapshotDelete(p, control.Snapshots, "deregister",
 			"Remove the records of snapshots; the plugin keeps the snapshots", control.SnapshotClient.Deregister))
 }
 
 func newGroupSnapshot(p *program) *cobra.Command {
-	create := newSnapshotCreate(p, groupSnapshots, func(spec *host.SnapshotSpec, args []string) {
+	create := newSnapshotCreate(p, control.GroupSnapshots, func(spec *host.SnapshotSpec, args []string) {
 		spec.ID = registry.SnapshotID(args[0])
 		for _, id := range args[1:] {
 			spec.Volumes = append(spec.Volumes, registry.VolumeID(id))
@@ -55,18 +45,19 @@ func newGroupSnapshot(p *program) *cobra.Command {
 The volumes belong to one plugin. The ID of each snapshot is ID-VOLUME. Volumes can be
 created from it; it is deleted only with the group.`
 	return group("group-snapshot", "Manage snapshots of several volumes, taken at one point in time", create,
-		newGroupSnapshotList(p), newSnapshotStatus(p, groupSnapshots),
-		newSnapshotDelete(p, groupSnapshots, "delete",
+		newList(p, "group snapshots", listSnapshots(control.GroupSnapshots), writeGroups, nil, writeGroups),
+		newSnapshotStatus(p, control.GroupSnapshots),
+		newSnapshotDelete(p, control.GroupSnapshots, "delete",
 			"Delete group snapshots with all their snapshots; volumes created from them stay",
 			control.SnapshotClient.Delete),
-		newSnapshotDelete(p, groupSnapshots, "deregister",
+		newSnapshotDelete(p, control.GroupSnapshots, "deregister",
 			"Remove the records of group snapshots; the plugin keeps their snapshots",
 			control.SnapshotClient.Deregister))
 }
 
 // newSnapshotCreate returns a command to which the caller adds the usage. read reads the arguments into the spec.
 func newSnapshotCreate(
-	p *program, kind snapshotKind, read func(spec *host.SnapshotSpec, args []string),
+	p *program, kind control.SnapshotKind, read func(spec *host.SnapshotSpec, args []string),
 ) *cobra.Command {
 	namespace, name, wait := "", "", time.Duration(0)
 	var parameters, secrets []string
@@ -82,17 +73,17 @@ func newSnapshotCreate(
 				return err
 			}
 			hint := fmt.Sprintf("the plugin may still take the %s; to check: %s; to resume, run the command again",
-				kind.noun, kind.line("status", spec.SnapshotName()))
+				kind.Noun(), kind.CommandLine("status", spec.SnapshotName()))
 			snap, err := callUntilSignal(c, p, wait, hint,
 				func(ctx context.Context, client *control.Client) (host.Snapshot, error) {
-					return kind.client(client).Create(ctx, spec)
+					return client.Snapshots(kind).Create(ctx, spec)
 				})
 			return show(p, err, snap, writeTaken)
 		},
 	}
-	snapshotNamespace(c, &namespace)
+	namespaceFlag(c, kind.Noun()+" and its volumes", &namespace)
 	waitFlag(c, &wait)
-	c.Flags().StringVar(&name, "name", "", "name of the "+kind.noun+" at the plugin (default the ID)")
+	c.Flags().StringVar(&name, "name", "", "name of the "+kind.Noun()+" at the plugin (default the ID)")
 	c.Flags().StringArrayVar(&parameters, "parameter", nil, "parameter for the plugin, as key=value; may be repeated")
 	c.Flags().StringArrayVar(&secrets, "secret", nil,
 		"secret for the plugin: name=env:VARIABLE (of the agent) or name=file:PATH; repeatable "+
@@ -115,16 +106,6 @@ func writeTaken(to writer, s host.Snapshot) error {
 		}
 	}
 	return err
-}
-
-// line returns a command for one snapshot, to copy.
-func (k snapshotKind) line(verb string, n host.SnapshotName) string {
-	return display.Command("holdfast "+k.command+" "+verb+" --namespace="+display.Quote(string(n.Namespace)),
-		string(n.ID))
-}
-
-func snapshotNamespace(c *cobra.Command, to *string) {
-	c.Flags().StringVar(to, "namespace", string(registry.DefaultNamespace), "namespace of the snapshot and its volumes")
 }
 
 // assignments parses the values of a flag of the form key=value.
@@ -164,81 +145,35 @@ func secretReferences(list []string) (map[string]registry.Secret, error) {
 	return out, nil
 }
 
-func newSnapshotList(p *program) *cobra.Command {
-	plugin, external, wait := "", "", time.Duration(0)
-	c := &cobra.Command{
-		Use: "list", Short: "List snapshots",
-		RunE: func(c *cobra.Command, _ []string) error {
-			client := p.client()
-			client.Wait = wait
-			if external != "" && plugin != "" {
-				return usageError{errors.New("use either --plugin or --external")}
-			}
-			if external != "" {
-				list, err := client.SnapshotsAt(c.Context(), external)
-				return show(p, err, list, writeSnapshots)
-			}
-			list, err := client.Snapshots().List(c.Context(), plugin)
-			return show(p, err, list, writeSnapshots)
-		},
-	}
-	c.Flags().StringVar(&plugin, "plugin", "", "list only snapshots of this plugin")
-	c.Flags().StringVar(&external, "external", "",
-		"ask this plugin which snapshots it has, also those that Holdfast has no record of")
-	waitFlag(c, &wait)
-	return c
-}
-
-func newGroupSnapshotList(p *program) *cobra.Command {
-	plugin := ""
-	c := &cobra.Command{
-		Use: "list", Short: "List group snapshots",
-		RunE: func(c *cobra.Command, _ []string) error {
-			list, err := p.client().GroupSnapshots().List(c.Context(), plugin)
-			return show(p, err, list, writeGroups)
-		},
-	}
-	c.Flags().StringVar(&plugin, "plugin", "", "list only group snapshots of this plugin")
-	return c
-}
-
-func newSnapshotStatus(p *program, kind snapshotKind) *cobra.Command {
+func newSnapshotStatus(p *program, kind control.SnapshotKind) *cobra.Command {
 	namespace := ""
 	c := &cobra.Command{
-		Use: "status ID", Short: "Show a " + kind.noun,
+		Use: "status ID", Short: "Show a " + kind.Noun(),
 		RunE: func(c *cobra.Command, args []string) error {
-			name := host.SnapshotName{Namespace: registry.Namespace(namespace), ID: registry.SnapshotID(args[0])}
-			snap, err := kind.client(p.client()).Get(c.Context(), name)
+			snap, err := p.client().Snapshots(kind).Get(c.Context(), snapshotName(namespace, args[0]))
 			return show(p, err, snap, writeSnapshot)
 		},
 	}
-	snapshotNamespace(c, &namespace)
+	namespaceFlag(c, kind.Noun(), &namespace)
 	return c
 }
 
-func newSnapshotDelete(p *program, kind snapshotKind, verb, short string,
-	do func(control.SnapshotClient, context.Context, host.SnapshotName) error) *cobra.Command {
-	namespace, wait := "", time.Duration(0)
-	c := &cobra.Command{
-		Use: verb + " ID...", Short: short,
-		RunE: func(c *cobra.Command, args []string) error {
-			name := host.SnapshotName{Namespace: registry.Namespace(namespace), ID: registry.SnapshotID(args[0])}
-			hint := interruptedDelete(verb, fmt.Sprintf("%s %s", kind.noun, name), kind.line("status", name))
-			_, err := callUntilSignal(c, p, wait, hint,
-				func(ctx context.Context, client *control.Client) (struct{}, error) {
-					return struct{}{}, do(kind.client(client), ctx, name)
-				})
-			return show(p, err, map[string]string{"namespace": namespace, "id": args[0]},
-				func(to writer, _ map[string]string) error {
-					_, err := fmt.Fprintf(to, "%s %s %s\n", kind.noun, name,
-						map[string]string{"delete": "deleted", "deregister": "deregistered"}[verb])
-					return err
-				})
-		},
+func snapshotName(namespace, id string) host.SnapshotName {
+	return host.SnapshotName{Namespace: registry.Namespace(namespace), ID: registry.SnapshotID(id)}
+}
+
+func listSnapshots(kind control.SnapshotKind) listFunc[host.Snapshot] {
+	return func(c *control.Client, ctx context.Context, plugin string) ([]host.Snapshot, error) {
+		return c.Snapshots(kind).List(ctx, plugin)
 	}
-	snapshotNamespace(c, &namespace)
-	waitFlag(c, &wait)
-	return c
+}
+
+func newSnapshotDelete(p *program, kind control.SnapshotKind, verb, short string,
+	do func(control.SnapshotClient, context.Context, host.SnapshotName) error) *cobra.Command {
+	return newDelete(p, string(kind), verb, short, snapshotName,
+		func(c *control.Client, ctx context.Context, n host.SnapshotName) error {
+			return do(c.Snapshots(kind), ctx, n)
+		})
 }
 
 func writeSnapshots(to io.Writer, list []host.Snapshot) error {
@@ -276,13 +211,13 @@ func writeSnapshot(to io.Writer, s host.Snapshot) error {
 		list = append(list, "Last error", fmt.Sprintf("%s: %s: %s", s.Failure.RPC, s.Failure.Code, s.Failure.Detail))
 	}
 	if s.State == registry.SnapshotDeleting {
-		kind := snapshots
+		kind := control.Snapshots
 		if s.IsGroup() {
-			kind = groupSnapshots
+			kind = control.GroupSnapshots
 		}
 		list = append(list, "Next", fmt.Sprintf("Holdfast repeats the deletion; to see what is in the way: %s; "+
-			"to remove only the record: %s", kind.line("delete", s.SnapshotName()),
-			kind.line("deregister", s.SnapshotName())))
+			"to remove only the record: %s", kind.CommandLine("delete", s.SnapshotName()),
+			kind.CommandLine("deregister", s.SnapshotName())))
 	}
 	return facts(to, list...)
 }

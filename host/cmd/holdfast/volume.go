@@ -22,12 +22,12 @@ func newVolume(p *program) *cobra.Command {
 	return group("volume", "Manage volumes",
 		newVolumeCreate(p, "create", "Create volumes", (*control.Client).CreateVolume),
 		newVolumeCreate(p, "register", "Register existing volumes", (*control.Client).RegisterVolume),
-		newVolumeList(p), newVolumeStatus(p), newVolumeExpand(p), newVolumeModify(p),
-		newVolumeDetach(p),
+		newList(p, "volumes", (*control.Client).Volumes, writeVolumes, (*control.Client).VolumesAt, writePluginVolumes),
+		newVolumeStatus(p), newVolumeExpand(p), newVolumeModify(p), newVolumeDetach(p),
 		newVolumeUpdate(p), newVolumeAdopt(p),
-		newVolumeDelete(p, "delete", "Delete unused volumes", (*control.Client).DeleteVolume),
-		newVolumeDelete(p, "deregister", "Remove the records of unused volumes; the plugin keeps the volumes",
-			(*control.Client).DeregisterVolume))
+		newDelete(p, "volume", "delete", "Delete unused volumes", volumeName, (*control.Client).DeleteVolume),
+		newDelete(p, "volume", "deregister", "Remove the records of unused volumes; the plugin keeps the volumes",
+			volumeName, (*control.Client).DeregisterVolume))
 }
 
 type createVolumeFunc func(*control.Client, context.Context, control.Submission) (control.Volume, error)
@@ -65,25 +65,6 @@ func newVolumeCreate(p *program, verb, short string, do createVolumeFunc) *cobra
 	return c
 }
 
-// callUntilSignal calls do. A signal ends the call, and the hint then says what continues and how to resume.
-func callUntilSignal[T any](c *cobra.Command, p *program, wait time.Duration, hint string,
-	do func(context.Context, *control.Client) (T, error)) (T, error) {
-	client := p.client()
-	client.Wait = wait
-	ctx, stop := untilEndSignal(c.Context())
-	defer stop()
-	v, err := do(ctx, client)
-	if by, is := errors.AsType[interrupted](err); is {
-		by.text = "interrupted: " + hint
-		return v, by
-	}
-	return v, err
-}
-
-func waitFlag(c *cobra.Command, to *time.Duration) {
-	c.Flags().DurationVar(to, "wait", 30*time.Second, "how long to wait; 0 means no limit")
-}
-
 // writeCreated returns a function that reports a created volume. verb is "created by" or "registered with".
 func writeCreated(verb string) func(io.Writer, control.Volume) error {
 	return func(to io.Writer, v control.Volume) error {
@@ -96,79 +77,8 @@ func writeCreated(verb string) func(io.Writer, control.Volume) error {
 	}
 }
 
-type deleteVolumeFunc func(*control.Client, context.Context, host.VolumeName) error
-
-func newVolumeDelete(p *program, verb, short string, do deleteVolumeFunc) *cobra.Command {
-	namespace, wait := "", time.Duration(0)
-	c := &cobra.Command{
-		Use: verb + " ID...", Short: short,
-		RunE: func(c *cobra.Command, args []string) error {
-			name := volumeName(namespace, args[0])
-			_, err := callUntilSignal(c, p, wait, interruptedDelete(verb, "volume "+name.String(),
-				volumeCommand("status", name)),
-				func(ctx context.Context, client *control.Client) (v control.Volume, err error) {
-					return v, do(client, ctx, name)
-				})
-			return show(p, err, map[string]string{"namespace": namespace, "id": args[0]},
-				func(to writer, _ map[string]string) error {
-					_, err := fmt.Fprintf(to, "volume %s %s\n", name,
-						map[string]string{"delete": "deleted", "deregister": "deregistered"}[verb])
-					return err
-				})
-		},
-	}
-	namespaceFlag(c, &namespace)
-	waitFlag(c, &wait)
-	return c
-}
-
-// interruptedDelete says what happens after the interruption of a command that deletes or deregisters.
-func interruptedDelete(verb, what, status string) string {
-	if verb == "delete" {
-		return fmt.Sprintf("%s may or may not be deleted; once its state is deleting, the deletion continues by "+
-			"itself; to see the state: %s; to wait again, run the command again", what, status)
-	}
-	return fmt.Sprintf("the record of %s may or may not be removed; to check: %s; to resume, run the command again",
-		what, status)
-}
-
 func volumeName(namespace, id string) host.VolumeName {
 	return host.VolumeName{Namespace: registry.Namespace(namespace), ID: registry.VolumeID(id)}
-}
-
-// volumeCommand is a command of holdfast volume for one volume.
-func volumeCommand(verb string, n host.VolumeName) string {
-	return display.Command(fmt.Sprintf("holdfast volume %s --namespace=%s", verb, display.Quote(string(n.Namespace))),
-		string(n.ID))
-}
-
-func namespaceFlag(c *cobra.Command, to *string) {
-	c.Flags().StringVar(to, "namespace", string(registry.DefaultNamespace), "namespace of the volume")
-}
-
-func newVolumeList(p *program) *cobra.Command {
-	plugin, external, wait := "", "", time.Duration(0)
-	c := &cobra.Command{
-		Use: "list", Short: "List volumes",
-		RunE: func(c *cobra.Command, _ []string) error {
-			client := p.client()
-			client.Wait = wait
-			if external != "" && plugin != "" {
-				return usageError{errors.New("use either --plugin or --external")}
-			}
-			if external != "" {
-				list, err := client.VolumesAt(c.Context(), external)
-				return show(p, err, list, writePluginVolumes)
-			}
-			list, err := client.Volumes(c.Context(), plugin)
-			return show(p, err, list, writeVolumes)
-		},
-	}
-	c.Flags().StringVar(&plugin, "plugin", "", "list only volumes of this plugin")
-	c.Flags().StringVar(&external, "external", "",
-		"ask this plugin which volumes it has, also those that Holdfast has no record of")
-	waitFlag(c, &wait)
-	return c
 }
 
 func newVolumeStatus(p *program) *cobra.Command {
@@ -188,7 +98,7 @@ func newVolumeStatus(p *program) *cobra.Command {
 			return show(p, err, v, writeVolume)
 		},
 	}
-	namespaceFlag(c, &namespace)
+	namespaceFlag(c, "volume", &namespace)
 	return c
 }
 
@@ -374,7 +284,7 @@ func newVolumeExpand(p *program) *cobra.Command {
 			return show(p, err, v, writeExpanded)
 		},
 	}
-	namespaceFlag(c, &namespace)
+	namespaceFlag(c, "volume", &namespace)
 	waitFlag(c, &wait)
 	c.Flags().StringVar(&size, "size", "", "minimum size: 2GiB (2^30), 2GB (10^9), or bytes")
 	c.Flags().StringVar(&limit, "limit", "", "maximum size")
@@ -384,7 +294,7 @@ func newVolumeExpand(p *program) *cobra.Command {
 // mayContinue says how to check whether the change of a volume continues, and how to resume it.
 func mayContinue(change string, name host.VolumeName, flags string) string {
 	return fmt.Sprintf("the %s of volume %s may continue; to check: %s; to resume: %s", change, name,
-		volumeCommand("status", name), volumeCommand(flags, name))
+		control.VolumeCommand("status", name), control.VolumeCommand(flags, name))
 }
 
 // rangeOf parses the flags --size and --limit.

@@ -45,7 +45,7 @@ func newVolumeModify(p *program) *cobra.Command {
 			return show(p, err, v, writeModified)
 		},
 	}
-	namespaceFlag(c, &namespace)
+	namespaceFlag(c, "volume", &namespace)
 	waitFlag(c, &wait)
 	c.Flags().StringArrayVar(&list, "parameter", nil,
 		"mutable parameter of the plugin, as key=value; may be repeated; others stay as they are")
@@ -140,7 +140,7 @@ func newVolumeAdopt(p *program) *cobra.Command {
 			return show(p, err, vol, writeCreated("registered with"))
 		},
 	}
-	namespaceFlag(c, &f.namespace)
+	namespaceFlag(c, "volume", &f.namespace)
 	waitFlag(c, &wait)
 	v.flags(c)
 	c.Flags().StringVar(&f.id, "id", "", "ID of the volume for jobs")

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"holdfast/host/agent/control"
+	"holdfast/registry"
+)
+
+// show writes an answer as JSON or as text.
+func show[T any](p *program, err error, v T, write func(io.Writer, T) error) error {
+	switch {
+	case err != nil:
+		return err
+	case p.json:
+		return writeJSON(p.out, v)
+	}
+	return write(p.out, v)
+}
+
+// statusCommand returns a command that lists objects. With an argument it shows the object with that name.
+func statusCommand[T any](
+	p *program, short string,
+	list func(*control.Client, context.Context) ([]T, error), writeList func(io.Writer, []T) error,
+	get func(*control.Client, context.Context, string) (T, error), write func(io.Writer, T) error,
+) *cobra.Command {
+	return &cobra.Command{
+		Use: "status [ID]", Short: short, Aliases: []string{"list"},
+		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				all, err := list(p.client(), c.Context())
+				return show(p, err, all, writeList)
+			}
+			v, err := get(p.client(), c.Context(), args[0])
+			return show(p, err, v, write)
+		},
+	}
+}
+
+// listFunc lists the objects of a plugin, or all if the plugin is empty.
+type listFunc[T any] func(c *control.Client, ctx context.Context, plugin string) ([]T, error)
+
+// newList returns a command that lists objects with a record or, with --external, those that a plugin has. If atPlugin
+// is nil, the command has no --external.
+func newList[T, E any](p *program, objects string, list listFunc[T], write func(io.Writer, []T) error,
+	atPlugin listFunc[E], writeExternal func(io.Writer, []E) error) *cobra.Command {
+	plugin, external, wait := "", "", time.Duration(0)
+	c := &cobra.Command{
+		Use: "list", Short: "List " + objects,
+		RunE: func(c *cobra.Command, _ []string) error {
+			client := p.client()
+			client.Wait = wait
+			if external != "" {
+				found, err := atPlugin(client, c.Context(), external)
+				return show(p, err, found, writeExternal)
+			}
+			known, err := list(client, c.Context(), plugin)
+			return show(p, err, known, write)
+		},
+	}
+	c.Flags().StringVar(&plugin, "plugin", "", "list only "+objects+" of this plugin")
+	if atPlugin != nil {
+		c.Flags().StringVar(&external, "external", "",
+			"ask this plugin which "+objects+" it has, also those that Holdfast has no record of")
+		excludeFlags(c, "plugin", "external")
+		waitFlag(c, &wait)
+	}
+	return c
+}
+
+// newDelete returns a command that deletes or deregisters objects. kind is the name of the parent command, and name
+// returns the name of an object.
+func newDelete[N fmt.Stringer](p *program, kind, verb, short string, name func(namespace, id string) N,
+	do func(*control.Client, context.Context, N) error) *cobra.Command {
+	namespace, wait := "", time.Duration(0)
+	noun := strings.ReplaceAll(kind, "-", " ")
+	c := &cobra.Command{
+		Use: verb + " ID...", Short: short,
+		RunE: func(c *cobra.Command, args []string) error {
+			name := name(namespace, args[0])
+			hint := interruptedDelete(verb, fmt.Sprintf("%s %s", noun, name),
+				control.ObjectCommand(kind, "status", registry.Namespace(namespace), args[0]))
+			_, err := callUntilSignal(c, p, wait, hint,
+				func(ctx context.Context, client *control.Client) (struct{}, error) {
+					return struct{}{}, do(client, ctx, name)
+				})
+			return show(p, err, map[string]string{"namespace": namespace, "id": args[0]},
+				func(to writer, _ map[string]string) error {
+					_, err := fmt.Fprintf(to, "%s %s %s\n", noun, name,
+						map[string]string{"delete": "deleted", "deregister": "deregistered"}[verb])
+					return err
+				})
+		},
+	}
+	namespaceFlag(c, noun, &namespace)
+	waitFlag(c, &wait)
+	return c
+}
+
+// interruptedDelete says what happens after the interruption of a command that deletes or deregisters.
+func interruptedDelete(verb, what, status string) string {
+	if verb == "delete" {
+		return fmt.Sprintf("%s may or may not be deleted; once its state is deleting, the deletion continues by "+
+			"itself; to see the state: %s; to wait again, run the command again", what, status)
+	}
+	return fmt.Sprintf("the record of %s may or may not be removed; to check: %s; to resume, run the command again",
+		what, status)
+}
+
+// callUntilSignal calls do. A signal ends the call, and the hint then says what continues and how to resume.
+func callUntilSignal[T any](c *cobra.Command, p *program, wait time.Duration, hint string,
+	do func(context.Context, *control.Client) (T, error)) (T, error) {
+	client := p.client()
+	client.Wait = wait
+	ctx, stop := untilEndSignal(c.Context())
+	defer stop()
+	v, err := do(ctx, client)
+	if by, is := errors.AsType[interrupted](err); is {
+		by.text = "interrupted: " + hint
+		return v, by
+	}
+	return v, err
+}
+
+func waitFlag(c *cobra.Command, to *time.Duration) {
+	c.Flags().DurationVar(to, "wait", 30*time.Second, "how long to wait; 0 means no limit")
+}
+
+// namespaceFlag adds the flag for the namespace of an object, which is named in the flag's description.
+func namespaceFlag(c *cobra.Command, object string, to *string) {
+	c.Flags().StringVar(to, "namespace", string(registry.DefaultNamespace), "namespace of the "+object)
+}
