@@ -36,7 +36,7 @@ func (s *Server) streamBlocks(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	wait, err := waitOf(r)
+	wait, err := timeLimit(r)
 	if err != nil {
 		refuse(w, err)
 		return

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"slices"
@@ -52,7 +53,7 @@ func (s *Server) getJob(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.setWaits(r.Context(), v.Allocs)
+	s.setReasons(r.Context(), v.Allocs)
 	return v, nil
 }
 
@@ -77,13 +78,13 @@ func (s *Server) getAllocs(r *http.Request) (any, error) {
 	for _, rec := range s.agent.Allocs() {
 		out = append(out, allocView(rec))
 	}
-	s.setWaits(r.Context(), out)
+	s.setReasons(r.Context(), out)
 	return out, nil
 }
 
-// setWaits sets what the allocs wait for. If the shim does not answer, the agent's records stay.
-func (s *Server) setWaits(ctx context.Context, allocs []Alloc) {
-	s.setWaitsFrom(ctx, &volumeLister{Lister: s.host}, allocs)
+// setReasons sets what allocs wait for. If the shim does not answer, the agent's records stay.
+func (s *Server) setReasons(ctx context.Context, allocs []Alloc) {
+	s.setReasonsFrom(ctx, &volumeLister{Lister: s.host}, allocs)
 }
 
 // volumeLister is a Lister that lists all volumes once, at the first query for a volume.
@@ -102,7 +103,8 @@ func (l *volumeLister) Volumes(ctx context.Context, _ host.VolumeQuery) ([]host.
 	return l.list, 0, l.err
 }
 
-func (s *Server) setWaitsFrom(ctx context.Context, volumes agent.Lister, allocs []Alloc) {
+// setReasonsFrom is setReasons with a source of volumes.
+func (s *Server) setReasonsFrom(ctx context.Context, volumes agent.Lister, allocs []Alloc) {
 	if !slices.ContainsFunc(allocs, func(a Alloc) bool {
 		return a.State == agent.AllocPending || a.State == agent.AllocReleasing
 	}) {
@@ -119,13 +121,13 @@ func (s *Server) setWaitsFrom(ctx context.Context, volumes agent.Lister, allocs 
 	problem := s.clusterProblem(ctx)
 	for i := range allocs {
 		if waits, known := waiting[allocs[i].ID]; known {
-			allocs[i].setWaits(withProblem(s.agent.DescribeWaits(ctx, volumes, waits), problem))
+			allocs[i].setReason(withProblem(s.agent.DescribeWaits(ctx, volumes, waits), problem))
 		}
 	}
 }
 
-// setWaits sets what the alloc waits for. The shim's answer is newer than the agent's record.
-func (a *Alloc) setWaits(text string) {
+// setReason sets what the alloc waits for. The shim's answer is newer than the agent's record.
+func (a *Alloc) setReason(text string) {
 	if text != "" && a.Ended.IsZero() {
 		a.Reason = text
 	}
@@ -154,24 +156,12 @@ func (s *Server) getAlloc(r *http.Request) (any, error) {
 			text = withProblem(text, s.clusterProblem(r.Context()))
 			out.Notices = s.clusterNotices(r.Context())
 		}
-		out.setWaits(text)
+		out.setReason(text)
 		out.Waiting, out.Notices = st.Waiting, append(out.Notices, e.waits(r.Context(), st.Waiting)...)
 		for _, u := range st.Volumes {
 			use, notices := e.useView(rec.ID, u)
 			out.Volumes, out.Notices = append(out.Volumes, use), append(out.Notices, notices...)
 		}
-	}
-	return out, nil
-}
-
-func (s *Server) volumes(ctx context.Context, q host.VolumeQuery) ([]Volume, error) {
-	list, _, err := s.host.Volumes(ctx, q)
-	if err != nil {
-		return nil, err
-	}
-	out, e := []Volume{}, s.explainer()
-	for _, v := range list {
-		out = append(out, e.volumeView(v))
 	}
 	return out, nil
 }
@@ -184,7 +174,12 @@ func (s *Server) getVolumes(r *http.Request) (any, error) {
 		})
 		return append([]host.PluginVolume{}, list...), err
 	}
-	return s.volumes(r.Context(), host.VolumeQuery{Plugin: host.PluginID(r.URL.Query().Get("plugin"))})
+	list, _, err := s.host.Volumes(r.Context(), host.VolumeQuery{Plugin: host.PluginID(r.URL.Query().Get("plugin"))})
+	out, e := []Volume{}, s.explainer()
+	for _, v := range list {
+		out = append(out, e.volumeView(v))
+	}
+	return out, err
 }
 
 func (s *Server) getVolume(r *http.Request) (any, error) {
@@ -193,31 +188,31 @@ func (s *Server) getVolume(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, v := range list {
-		if v.VolumeName() == name {
-			e := s.explainer()
-			out := e.volumeView(v)
-			for i, h := range out.Holders {
-				if len(h.Engines) > 0 {
-					// containers are only an addition, so an error is ignored
-					out.Holders[i].Containers, _ = s.agent.EngineContainers(v.ID)
-				}
-			}
-			out.Notices = slices.Concat(s.clusterNotices(r.Context()), s.lostNotices(r.Context(), name),
-				e.waits(r.Context(), v.Waiting), out.Notices)
-			return out, nil
+	i := slices.IndexFunc(list, func(v host.VolumeStatus) bool { return v.VolumeName() == name })
+	if i < 0 {
+		return nil, registry.Errorf(registry.ErrNotFound, "volume %s not found; run holdfast volume list for a list",
+			name)
+	}
+	v, e := list[i], s.explainer()
+	out := e.volumeView(v)
+	for i, h := range out.Holders {
+		if len(h.Engines) > 0 {
+			// containers are only an addition, so an error is ignored
+			out.Holders[i].Containers, _ = s.agent.EngineContainers(v.ID)
 		}
 	}
-	return nil, registry.Errorf(registry.ErrNotFound, "volume %s not found; run holdfast volume list for a list", name)
+	out.Notices = slices.Concat(s.clusterNotices(r.Context()), s.lostNotices(r.Context(), name),
+		e.waits(r.Context(), v.Waiting), out.Notices)
+	return out, nil
+}
+
+// namespaceOf returns the namespace of the object that a request names.
+func namespaceOf(r *http.Request) registry.Namespace {
+	return cmp.Or(registry.Namespace(r.URL.Query().Get("namespace")), registry.DefaultNamespace)
 }
 
 func volumeName(r *http.Request) host.VolumeName {
-	n := host.VolumeName{Namespace: registry.Namespace(r.URL.Query().Get("namespace")),
-		ID: registry.VolumeID(r.PathValue("id"))}
-	if n.Namespace == "" {
-		n.Namespace = registry.DefaultNamespace
-	}
-	return n
+	return host.VolumeName{Namespace: namespaceOf(r), ID: registry.VolumeID(r.PathValue("id"))}
 }
 
 // register refuses a volume without an external ID.
@@ -240,7 +235,7 @@ func (s *Server) postVolume(do func(context.Context, host.VolumeSpec) (host.Volu
 		if node := r.URL.Query().Get("node"); node != "" {
 			spec.Node = registry.NodeName(node)
 		}
-		st, err := callPlugin(s, r, spec.VolumeName(), spec.Plugin, spec.Node,
+		st, err := callPlugin(s, r, target{spec.VolumeName(), spec.Plugin, spec.Node},
 			func(ctx context.Context) (host.VolumeStatus, error) { return do(ctx, spec) })
 		if err != nil {
 			return nil, err
@@ -264,7 +259,7 @@ func (s *Server) changeVolume(
 	r *http.Request, do func(context.Context, host.VolumeName) (host.VolumeStatus, error),
 ) (any, error) {
 	name := volumeName(r)
-	st, err := callPlugin(s, r, name, "", "",
+	st, err := callPlugin(s, r, target{volume: name},
 		func(ctx context.Context) (host.VolumeStatus, error) { return do(ctx, name) })
 	return s.explainer().volumeView(st), err
 }
@@ -289,26 +284,27 @@ func (s *Server) deleteVolume(r *http.Request) (any, error) {
 		do = s.host.DeregisterVolume
 	}
 	name := volumeName(r)
-	return callPlugin(s, r, name, "", "",
+	return callPlugin(s, r, target{volume: name},
 		func(ctx context.Context) (struct{}, error) { return struct{}{}, do(ctx, name) })
 }
 
 // getStats returns the usage of a volume.
 func (s *Server) getStats(r *http.Request) (any, error) {
-	list, wait, late, err := limited(r.Context(), r, func(ctx context.Context) ([]host.VolumeUsage, error) {
-		list, _, err := s.host.VolumeStats(ctx, volumeName(r))
+	name := volumeName(r)
+	list, expired, err := limited(r.Context(), r, func(ctx context.Context) ([]host.VolumeUsage, error) {
+		list, _, err := s.host.VolumeStats(ctx, name)
 		return list, err
 	})
-	if late {
-		err = registry.Errorf(registry.ErrUnavailable, "waited %v: %s", wait,
-			s.unanswered(r.Context(), volumeName(r), ""))
+	if expired > 0 {
+		err = registry.Errorf(registry.ErrUnavailable, "waited %v: %s", expired,
+			s.describeCall(r.Context(), target{volume: name}))
 	}
 	return append([]host.VolumeUsage{}, list...), err
 }
 
 // postDoctor inspects or repairs. After a repair the agent retries allocs that wait.
 func (s *Server) postDoctor(r *http.Request, ask DoctorRequest) (any, error) {
-	found, err := callPlugin(s, r, host.VolumeName{}, "", "", func(ctx context.Context) (host.Diagnosis, error) {
+	found, err := callPlugin(s, r, target{}, func(ctx context.Context) (host.Diagnosis, error) {
 		return s.host.Doctor(ctx, ask.Repair, ask.Digest)
 	})
 	if err == nil && ask.Repair {

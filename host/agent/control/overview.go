@@ -46,7 +46,7 @@ func (s *Server) Overview(ctx context.Context) Overview {
 	for _, j := range o.Jobs {
 		allocs = append(allocs, j.Allocs...)
 	}
-	s.setWaitsFrom(ctx, volumes, allocs)
+	s.setReasonsFrom(ctx, volumes, allocs)
 	for i := range o.Jobs {
 		n := len(o.Jobs[i].Allocs)
 		o.Jobs[i].Allocs, allocs = allocs[:n:n], allocs[n:]

@@ -20,55 +20,55 @@ import (
 // agent's.
 const skew = 100 * time.Millisecond
 
-// callPlugin calls do within the time limit of the request. It gives up early if the plugin is gone for good. Work that
-// has started continues, and a repeated request resumes it. node is the node on which a new volume is to be stored.
-func callPlugin[T any](
-	s *Server, r *http.Request, name host.VolumeName, plugin host.PluginID, node host.NodeName,
-	do func(context.Context) (T, error),
-) (T, error) {
-	describeWait(r.Context(), func(ctx context.Context) string { return s.describeVolume(ctx, name, plugin) })
-	ctx, cancel := context.WithCancelCause(r.Context())
-	var watching sync.WaitGroup
-	watching.Go(func() { cancel(s.awaitGone(ctx, name, plugin, node)) })
-	out, wait, late, err := limited(ctx, r, do)
-	cancel(nil)
-	watching.Wait()
-	reason, gone := "", context.Cause(ctx)
-	switch {
-	case late:
-		reason = fmt.Sprintf("waited %v: %s", wait, s.unanswered(r.Context(), name, plugin))
-	case err != nil && errors.Is(gone, registry.ErrUnavailable):
-		reason = gone.Error()
-	case errors.Is(err, registry.ErrUnavailable):
-		if p := s.pluginOf(r.Context(), name, plugin); p != nil && p.failures() != "" {
-			err = registry.Errorf(registry.ErrUnavailable, "%w; %s", err, p.failures())
-		}
-		return out, err
-	default:
-		return out, s.withEngines(name, err)
-	}
-	then := s.continues(r.Context(), name)
-	if late {
-		then = cmp.Or(then, "run the command again to resume")
-	}
-	if then != "" {
-		reason += "; " + then
-	}
-	return out, registry.Errorf(registry.ErrUnavailable, "%s", reason)
+// target is what a call is about: a volume or, if that has no record yet, its plugin and the node that is to store it.
+type target struct {
+	volume host.VolumeName
+	plugin host.PluginID // empty: that of the volume
+	node   host.NodeName // of a new volume; empty: any
 }
 
-// callWithin calls do within the time limit of the request. Work that has started continues after that.
-func callWithin[T any](
-	s *Server, r *http.Request, what string, do func(context.Context) (T, error),
-) (T, error) {
-	describeWait(r.Context(), func(context.Context) string { return noAnswer + "about " + what + " yet" })
-	out, wait, late, err := limited(r.Context(), r, do)
-	if late {
-		then := "run the command again to resume"
-		if problem := s.clusterProblem(r.Context()); problem != "" {
-			then = problem + "; " + then
+// callPlugin calls do within the time limit of the request. It gives up early if the plugin is gone for good. Work that
+// has started continues, and a repeated request resumes it.
+func callPlugin[T any](s *Server, r *http.Request, t target, do func(context.Context) (T, error)) (T, error) {
+	setWaitDescription(r.Context(), func(ctx context.Context) string { return s.describeWait(ctx, t) })
+	ctx, cancel := context.WithCancelCause(r.Context())
+	var watching sync.WaitGroup
+	watching.Go(func() { cancel(s.awaitGone(ctx, t)) })
+	out, expired, err := limited(ctx, r, do)
+	cancel(nil)
+	watching.Wait()
+	switch gone := context.Cause(ctx); {
+	case expired > 0:
+		err = registry.Errorf(registry.ErrUnavailable, "waited %v: %s; %s", expired, s.describeCall(r.Context(), t),
+			cmp.Or(s.describeBackground(r.Context(), t.volume), resumeAdvice))
+	case err != nil && errors.Is(gone, registry.ErrUnavailable):
+		err = gone
+		if background := s.describeBackground(r.Context(), t.volume); background != "" {
+			err = registry.Errorf(registry.ErrUnavailable, "%w; %s", gone, background)
 		}
-		err = registry.Errorf(registry.ErrUnavailable, "waited %v for %s: %w; %s", wait, what, err, then)
+	case errors.Is(err, registry.ErrUnavailable):
+		if p := s.pluginOf(r.Context(), t); p != nil && p.failures() != "" {
+			err = registry.Errorf(registry.ErrUnavailable, "%w; %s", err, p.failures())
+		}
+	}
+	return out, s.withEngines(t.volume, err)
+}
+
+const resumeAdvice = "run the command again to resume"
+
+// callWithin calls do within the time limit of the request. Work that has started continues after that. subject is what
+// the call is about, as in "plugin p".
+func callWithin[T any](
+	s *Server, r *http.Request, subject string, do func(context.Context) (T, error),
+) (T, error) {
+	setWaitDescription(r.Context(), func(context.Context) string { return noAnswer + "about " + subject + " yet" })
+	out, expired, err := limited(r.Context(), r, do)
+	if expired > 0 {
+		advice := resumeAdvice
+		if problem := s.clusterProblem(r.Context()); problem != "" {
+			advice = problem + "; " + advice
+		}
+		err = registry.Errorf(registry.ErrUnavailable, "waited %v for %s: %w; %s", expired, subject, err, advice)
 	}
 	return out, err
 }
@@ -76,16 +76,16 @@ func callWithin[T any](
 // askPlugin is callWithin for a plugin that a job runs on this or another node.
 func askPlugin[T any](s *Server, r *http.Request, id host.PluginID, ask func(context.Context) (T, error)) (T, error) {
 	return callWithin(s, r, "plugin "+string(id), func(ctx context.Context) (out T, err error) {
-		if _, err = s.knownPlugin(ctx, id); err == nil || s.controlledElsewhere(ctx, host.VolumeName{}, id, "") {
+		if _, err = s.knownPlugin(ctx, id); err == nil || s.controlledElsewhere(ctx, target{plugin: id}) {
 			out, err = ask(ctx)
 		}
 		return out, err
 	})
 }
 
-// continues returns a text that says that the volume's creation or deletion continues in the background. It is empty if
-// none does.
-func (s *Server) continues(ctx context.Context, name host.VolumeName) string {
+// describeBackground says that the creation or deletion of a volume continues in the background. It is empty if neither
+// does.
+func (s *Server) describeBackground(ctx context.Context, name host.VolumeName) string {
 	v := s.explainer().volume(ctx, name)
 	switch {
 	case v == nil:
@@ -101,16 +101,16 @@ func (s *Server) continues(ctx context.Context, name host.VolumeName) string {
 	return ""
 }
 
-// pluginOf returns the plugin, or the plugin of the volume if plugin is empty. It returns nil if neither is known.
-func (s *Server) pluginOf(ctx context.Context, name host.VolumeName, plugin host.PluginID) *Plugin {
-	e := s.explainer()
-	if v := e.volume(ctx, name); plugin == "" && v != nil {
-		plugin = v.Plugin
+// pluginOf returns the plugin of a target. It returns nil if the plugin is not known.
+func (s *Server) pluginOf(ctx context.Context, t target) *Plugin {
+	if t.plugin == "" {
+		v := s.explainer().volume(ctx, t.volume)
+		if v == nil {
+			return nil
+		}
+		t.plugin = v.Plugin
 	}
-	if plugin == "" {
-		return nil
-	}
-	p, err := s.plugin(ctx, plugin)
+	p, err := s.plugin(ctx, t.plugin)
 	if err != nil {
 		return nil
 	}
@@ -122,9 +122,7 @@ const goneInterval = 500 * time.Millisecond
 
 // awaitGone returns ErrUnavailable once no node runs the plugin's controller and all its jobs on this node have ended.
 // It returns nil when ctx ends.
-func (s *Server) awaitGone(
-	ctx context.Context, name host.VolumeName, plugin host.PluginID, node host.NodeName,
-) error {
+func (s *Server) awaitGone(ctx context.Context, t target) error {
 	tick := time.NewTicker(goneInterval)
 	defer tick.Stop()
 	for {
@@ -133,8 +131,8 @@ func (s *Server) awaitGone(
 		case <-ctx.Done():
 			return nil
 		}
-		p := s.pluginOf(ctx, name, plugin)
-		if p == nil || !p.gone() || s.controlledElsewhere(ctx, name, host.PluginID(p.ID), node) {
+		p := s.pluginOf(ctx, t)
+		if p == nil || !p.gone() || s.controlledElsewhere(ctx, target{t.volume, host.PluginID(p.ID), t.node}) {
 			continue
 		}
 		text, start := fmt.Sprintf("plugin %q is not running: %s", p.ID, p.describeJobs()), Notice{}
@@ -146,43 +144,45 @@ func (s *Server) awaitGone(
 	}
 }
 
-// controlledElsewhere reports whether another living node of the cluster runs a controller that can make calls for the
-// volume. For a new volume, node is the node on which it is to be stored.
-func (s *Server) controlledElsewhere(
-	ctx context.Context, name host.VolumeName, id host.PluginID, node host.NodeName,
-) bool {
-	if v := s.explainer().volume(ctx, name); v != nil {
-		node = v.Node
+// controlledElsewhere reports whether another living node of the cluster runs a controller that can make the call. The
+// target names its plugin.
+func (s *Server) controlledElsewhere(ctx context.Context, t target) bool {
+	if v := s.explainer().volume(ctx, t.volume); v != nil {
+		t.node = v.Node
 	}
 	nodes, _, err := s.host.Nodes(ctx, host.NodeQuery{})
 	return err == nil && slices.ContainsFunc(nodes, func(n host.NodeStatus) bool {
 		return n.Alive && string(n.Name) != s.agent.Node().Name &&
 			slices.ContainsFunc(n.Plugins, func(p registry.NodePluginStatus) bool {
-				return p.Plugin == id && p.Health(host.RoleController) != "" && (!p.Local || n.Name == node)
+				return p.Plugin == t.plugin && p.Health(host.RoleController) != "" && (!p.Local || n.Name == t.node)
 			})
 	})
 }
 
-// limited calls do within the time limit of the request, if it has one. late reports that the limit was reached.
+// limited calls do within the time limit of the request, if it has one. expired is the limit if it was reached, else 0.
 func limited[T any](
 	ctx context.Context, r *http.Request, do func(context.Context) (T, error),
-) (out T, wait time.Duration, late bool, err error) {
-	if wait, err = waitOf(r); err != nil {
-		return out, 0, false, err
+) (out T, expired time.Duration, err error) {
+	limit, err := timeLimit(r)
+	if err != nil {
+		return out, 0, err
 	}
-	if wait == 0 {
+	if limit == 0 {
 		out, err = do(ctx)
-		return out, 0, false, err
+		return out, 0, err
 	}
-	until := time.Now().Add(wait)
-	limit, cancel := context.WithDeadline(ctx, until)
+	until := time.Now().Add(limit)
+	bounded, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
-	out, err = do(limit)
-	return out, wait, err != nil && time.Until(until) <= skew && ctx.Err() == nil, err
+	out, err = do(bounded)
+	if err != nil && time.Until(until) <= skew && ctx.Err() == nil {
+		return out, limit, err
+	}
+	return out, 0, err
 }
 
-// waitOf returns the time limit of the request; 0: none.
-func waitOf(r *http.Request) (time.Duration, error) {
+// timeLimit returns the time limit of the request; 0: none.
+func timeLimit(r *http.Request) (time.Duration, error) {
 	wait, err := time.ParseDuration(cmp.Or(r.URL.Query().Get("wait"), "0s"))
 	if err != nil || wait < 0 {
 		return 0, registry.Invalid("wait: %q is not a duration", r.URL.Query().Get("wait"))
@@ -190,32 +190,43 @@ func waitOf(r *http.Request) (time.Duration, error) {
 	return wait, nil
 }
 
-// unanswered describes the call without an answer and, if known, why etcd or the plugin does not answer.
-func (s *Server) unanswered(ctx context.Context, name host.VolumeName, plugin host.PluginID) string {
-	return withProblem(s.describeCall(ctx, name, plugin), s.clusterProblem(ctx))
+// describeWait says what the call waits for.
+func (s *Server) describeWait(ctx context.Context, t target) string {
+	if v := s.explainer().volume(ctx, t.volume); v != nil {
+		if w, waits := v.CallWait(); waits {
+			return w.String()
+		}
+	}
+	return s.describeCall(ctx, t)
 }
 
-func (s *Server) describeCall(ctx context.Context, name host.VolumeName, plugin host.PluginID) string {
+// describeCall says who does not answer the call and, if known, why.
+func (s *Server) describeCall(ctx context.Context, t target) string {
+	return withProblem(s.describePluginCall(ctx, t), s.clusterProblem(ctx))
+}
+
+func (s *Server) describePluginCall(ctx context.Context, t target) string {
 	e := s.explainer()
-	if v := e.volume(ctx, name); v != nil {
-		plugin = v.Plugin
+	v := e.volume(ctx, t.volume)
+	if v != nil {
+		t.plugin = v.Plugin
 		for _, w := range v.Waiting {
 			if w.Alloc == "" && w.Code != "" {
 				return w.String()
 			}
 		}
 	}
-	if plugin == "" {
+	if t.plugin == "" {
 		return noAnswer + "from the plugin (see holdfast plugin status)"
 	}
-	if text := s.describeExecutor(ctx, e.volume(ctx, name), plugin); text != "" {
+	if text := s.describeExecutor(ctx, v, t.plugin); text != "" {
 		return text
 	}
-	p := e.plugin(ctx, plugin)
+	p := e.plugin(ctx, t.plugin)
 	if !p.running() {
-		return fmt.Sprintf("plugin %q is not running (see holdfast plugin status): %s", plugin, p.describeJobs())
+		return fmt.Sprintf("plugin %q is not running (see holdfast plugin status): %s", t.plugin, p.describeJobs())
 	}
-	text := fmt.Sprintf(noAnswer+"from plugin %q (see %s)", plugin, pluginCommand(plugin))
+	text := fmt.Sprintf(noAnswer+"from plugin %q (see %s)", t.plugin, pluginCommand(t.plugin))
 	return strings.Join(append([]string{text}, p.describe(false)...), "; ")
 }
 

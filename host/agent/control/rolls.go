@@ -83,15 +83,21 @@ func (p *Plugin) Held() bool {
 			return false
 		case agent.RollDraining:
 			for _, a := range r.Kept {
-				if held = a.Reason != "" && slices.ContainsFunc(p.Tasks, func(t host.PluginTask) bool {
-					return t.Alloc == a.ID && len(t.Volumes) > 0 && t.Calls == 0 && len(t.Open) == 0 && !t.Active
-				}); !held {
+				if a.Reason == "" || !slices.ContainsFunc(p.Tasks, func(t host.PluginTask) bool {
+					return t.Alloc == a.ID && onlyServesMounts(t)
+				}) {
 					return false
 				}
+				held = true
 			}
 		}
 	}
 	return held
+}
+
+// onlyServesMounts reports whether the process of a task serves mounts of volumes, but no calls any more.
+func onlyServesMounts(t host.PluginTask) bool {
+	return len(t.Volumes) > 0 && t.Calls == 0 && len(t.Open) == 0 && !t.Active
 }
 
 // Rolling reports whether a roll of the plugin is under way.

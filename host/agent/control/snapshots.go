@@ -13,12 +13,7 @@ import (
 )
 
 func snapshotName(r *http.Request) host.SnapshotName {
-	n := host.SnapshotName{Namespace: registry.Namespace(r.URL.Query().Get("namespace")),
-		ID: registry.SnapshotID(r.PathValue("id"))}
-	if n.Namespace == "" {
-		n.Namespace = registry.DefaultNamespace
-	}
-	return n
+	return host.SnapshotName{Namespace: namespaceOf(r), ID: registry.SnapshotID(r.PathValue("id"))}
 }
 
 // SnapshotKind tells snapshots from group snapshots. It stands in command lines and in paths of requests.
@@ -71,11 +66,11 @@ func (k snapshotRoutes) delete(r *http.Request) (any, error) {
 func callSnapshot[T any](
 	k snapshotRoutes, r *http.Request, name host.SnapshotName, do func(context.Context) (T, error),
 ) (T, error) {
-	describeWait(r.Context(), func(ctx context.Context) string { return k.progress(ctx, name) })
-	out, wait, late, err := limited(r.Context(), r, do)
-	if late {
-		err = registry.Errorf(registry.ErrUnavailable, "waited %v: %s; run the command again to resume", wait,
-			k.progress(r.Context(), name))
+	setWaitDescription(r.Context(), func(ctx context.Context) string { return k.progress(ctx, name) })
+	out, expired, err := limited(r.Context(), r, do)
+	if expired > 0 {
+		err = registry.Errorf(registry.ErrUnavailable, "waited %v: %s; %s", expired, k.progress(r.Context(), name),
+			resumeAdvice)
 	}
 	return out, err
 }

@@ -18,7 +18,7 @@ func (s *Server) updateVolume(r *http.Request, src Submission) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	done, err := callPlugin(s, r, spec.VolumeName(), spec.Plugin, "",
+	done, err := callPlugin(s, r, target{volume: spec.VolumeName(), plugin: spec.Plugin},
 		func(ctx context.Context) (host.VolumeUpdate, error) {
 			return s.host.UpdateVolume(ctx, spec, isTrue(r, "dry_run"))
 		})

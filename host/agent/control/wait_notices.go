@@ -254,7 +254,7 @@ func (n *Notice) startCommands(p *Plugin) {
 
 // inspectCommands adds the commands that inspect the plugin in a role.
 func (n *Notice) inspectCommands(p *Plugin, role registry.Role) {
-	if alloc, task := p.server(role); alloc != "" {
+	if alloc, task := p.servingTask(role); alloc != "" {
 		n.command("read the plugin's log", display.Command("holdfast alloc logs", short(alloc), string(task)))
 	}
 	if len(p.Instances)+len(p.Tasks) > 0 {

@@ -39,8 +39,8 @@ func (s *Server) begin(r *http.Request) (_ *http.Request, end func()) {
 		func() { s.waits.Delete(id) }
 }
 
-// describeWait sets the function that describes what the request waits for.
-func describeWait(ctx context.Context, describe func(context.Context) string) {
+// setWaitDescription sets the function that describes what the request waits for.
+func setWaitDescription(ctx context.Context, describe func(context.Context) string) {
 	if description, named := ctx.Value(waitDescriptionKey{}).(*waitDescription); named {
 		description.Store(&describe)
 	}
@@ -99,21 +99,11 @@ func (s *Server) clusterNotices(ctx context.Context) []Notice {
 		Next: "What waits continues by itself."}}
 }
 
-// describeVolume says what the call about a volume or a plugin waits for.
-func (s *Server) describeVolume(ctx context.Context, name host.VolumeName, plugin host.PluginID) string {
-	if v := s.explainer().volume(ctx, name); v != nil {
-		if w, waits := v.CallWait(); waits {
-			return w.String()
-		}
-	}
-	return s.unanswered(ctx, name, plugin)
-}
-
 // awaitJob answers with a job once the allocs of its version have started or ended, and the plugins of its running
 // allocs are healthy.
 func (s *Server) awaitJob(r *http.Request) (any, error) {
 	ctx, id := r.Context(), r.PathValue("id")
-	describeWait(ctx, func(ctx context.Context) string { return s.describeJob(ctx, id) })
+	setWaitDescription(ctx, func(ctx context.Context) string { return s.describeJob(ctx, id) })
 	var job Job
 	var failed error
 	err := s.agent.Await(ctx, func([]*agent.AllocRecord) bool {
@@ -218,7 +208,7 @@ func (s *Server) describeJob(ctx context.Context, id string) string {
 	if job.Roll != nil && job.Roll.State == agent.RollStarting {
 		texts = append(texts, job.Roll.String())
 	}
-	s.setWaits(ctx, job.Allocs)
+	s.setReasons(ctx, job.Allocs)
 	for _, a := range job.Allocs {
 		if unsettled(job, a) {
 			texts = append(texts, a.describe())
@@ -254,14 +244,14 @@ func listed(subject string, texts []string) string {
 func (s *Server) awaitStopped(r *http.Request) (any, error) {
 	ctx, id := r.Context(), r.PathValue("id")
 	ours := func(r *agent.AllocRecord) bool { return r.Job == id && !r.State.Ended() }
-	describeWait(ctx, func(ctx context.Context) string {
+	setWaitDescription(ctx, func(ctx context.Context) string {
 		var open []Alloc
 		for _, r := range s.agent.Allocs() {
 			if ours(r) {
 				open = append(open, allocView(r))
 			}
 		}
-		s.setWaits(ctx, open)
+		s.setReasons(ctx, open)
 		var texts []string
 		for _, a := range open {
 			texts = append(texts, a.describe())
@@ -279,7 +269,7 @@ const rollCheck = 2 * time.Second
 // awaitRoll answers with a plugin once its rolls differ from the ones that the client knows, or no roll is in progress.
 func (s *Server) awaitRoll(r *http.Request) (any, error) {
 	ctx, id := r.Context(), host.PluginID(r.PathValue("id"))
-	describeWait(ctx, func(ctx context.Context) string { return s.describeRolls(ctx, id) })
+	setWaitDescription(ctx, func(ctx context.Context) string { return s.describeRolls(ctx, id) })
 	var plugin *Plugin
 	var failed error
 	for {

@@ -102,7 +102,7 @@ func TestPluginIsControlledElsewhere(t *testing.T) {
 		h.mu.Lock()
 		h.nodes = []host.NodeStatus{c.node}
 		h.mu.Unlock()
-		if got := s.controlledElsewhere(t.Context(), host.VolumeName{}, "disk", c.stores); got != c.want {
+		if got := s.controlledElsewhere(t.Context(), target{plugin: "disk", node: c.stores}); got != c.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
