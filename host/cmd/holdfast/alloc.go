@@ -37,7 +37,7 @@ func newAllocRestart(p *program) *cobra.Command {
 		},
 	}
 	c.Flags().BoolVar(&force, "force", false,
-		"restart a plugin although its process serves mounts, which are dead afterwards")
+		"restart a plugin even if its process serves mounts, which break")
 	return c
 }
 

@@ -87,10 +87,10 @@ func newClaimRelease(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "release VOLUME ALLOC --force --confirm ALLOC",
 		Short: "Release a claim of a node that is gone, or of an alloc that is unknown",
-		Long: "Release the claims of an alloc on a volume if the alloc cannot be stopped: its node is not alive, or " +
-			"it is this node and does not know the alloc. The volume is detached from the node first.\n\n" +
-			"If the volume is still mounted there, two writers may destroy its data. The claims of an alloc that its " +
-			"node knows are released when the alloc is stopped.",
+		Long: "Release the claims of an alloc on a volume. The volume is detached from the alloc's node first.\n\n" +
+			"This is for an alloc that cannot be stopped, because its node is not alive, or because it is an alloc " +
+			"of this node without a record here. If the volume is still mounted on the node, two writers may " +
+			"destroy its data. All other claims are released when their allocs are stopped.",
 		RunE: func(c *cobra.Command, args []string) error {
 			o, err := f.options()
 			if err == nil && !f.force && !f.dryRun {

@@ -69,10 +69,10 @@ func newClusterMigrate(p *program) *cobra.Command {
 	f := memberFlags{}
 	c := &cobra.Command{
 		Use: "migrate", Short: "Move this node's volumes into its cluster",
-		Long: `Move the volumes, snapshots and claims of a node outside a cluster into the
-cluster of its configuration file. The agent must not run; its tasks may. Start
-the agent afterwards. The command fails while calls are unfinished. It can be
-repeated if it was interrupted.
+		Long: `Move the volumes, snapshots and claims of this node into the cluster that its
+configuration file names. The agent must not run; its tasks may. Start the agent
+afterwards. The command fails while calls are unfinished. It can be repeated if
+it was interrupted.
 
 Secrets are not moved: the cluster stores references, not values. The command
 lists them before it moves anything. Put each at the same place on all nodes
@@ -154,7 +154,7 @@ to this node. Register those that you need.`,
 	}
 	f.register(c)
 	c.Flags().BoolVar(&force, "force", false, "the cluster is gone for good: do not contact etcd")
-	c.Flags().StringVar(&confirm, "confirm", "", "the ID of the cluster, whose records this node forgets")
+	c.Flags().StringVar(&confirm, "confirm", "", "ID of the cluster whose records are deleted on this node")
 	return c
 }
 

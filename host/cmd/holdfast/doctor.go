@@ -36,10 +36,17 @@ of plugins. Without a running agent the shim binary inspects the state, and no
 plugin is called. --repair carries out exactly the repairs that are printed. A
 mount in use is never unmounted.
 
-Exit codes: 0 no inconsistencies; 1 inconsistencies found; 2 usage error;
-3 no agent at --address, or no access to it; 4 inspection or repair failed;
-5 no inconsistencies found, but the inspection is incomplete: see "unseen" findings, or "unexamined" with --json.
-Parts excluded by the configuration (list_volumes = false) are "skipped".`,
+Exit codes:
+  0  no inconsistencies found
+  1  inconsistencies found
+  2  usage error
+  3  no agent at --address, or no access to it
+  4  inspection or repair failed
+  5  no inconsistencies found, but the inspection is incomplete: see the
+     "unseen" findings, or "unexamined" with --json
+
+Parts that the configuration excludes (list_volumes = false) are "skipped", which
+does not make the inspection incomplete.`,
 		RunE: untilInterrupted(func(_ *cobra.Command, ctx context.Context) error {
 			d, err := openDoctor(ctx, p, shim)
 			if err != nil {

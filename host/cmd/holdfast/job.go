@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"sort"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -58,8 +57,12 @@ func (p *program) runJob(
 	if err != nil {
 		return err
 	}
+	var failed error
+	if wait {
+		failed = failedAlloc(job)
+	}
 	if p.json {
-		return errors.Join(writeJSON(p.out, job), failedAllocs(job, wait))
+		return errors.Join(writeJSON(p.out, job), failed)
 	}
 	for _, w := range job.Warnings {
 		fmt.Fprintln(p.errs, "warning:", w)
@@ -75,7 +78,7 @@ func (p *program) runJob(
 	if done {
 		fmt.Fprintln(p.out, "no changes: all allocs are complete; use --rerun to run them again")
 	}
-	return failedAllocs(job, wait)
+	return failed
 }
 
 func newJobInspect(p *program) *cobra.Command {
@@ -136,17 +139,15 @@ func writePlan(to io.Writer, places []agent.Placement) error {
 func (p *program) awaitJob(ctx context.Context, job control.Job) (control.Job, error) {
 	client := p.client()
 	now, err := acrossRestarts(ctx, client, func() (control.Job, error) { return client.AwaitJob(ctx, job.ID) })
-	began := job.Roll != nil && job.Roll.State == agent.RollStarting
-	if err == nil && began && now.Roll != nil && now.Roll.Version == job.Roll.Version && now.Roll.Failed != "" {
-		err = fmt.Errorf("%s", now.Roll)
+	rolling := job.Roll != nil && job.Roll.State == agent.RollStarting
+	if err == nil && rolling && now.Roll != nil && now.Roll.Version == job.Roll.Version && now.Roll.Failed != "" {
+		err = errors.New(now.Roll.String())
 	}
 	return now, err
 }
 
-func failedAllocs(j control.Job, waited bool) error {
-	if !waited {
-		return nil
-	}
+// failedAlloc returns the error of the first failed alloc of a job.
+func failedAlloc(j control.Job) error {
 	for _, a := range j.Allocs {
 		if a.State == "failed" && !a.Replaced {
 			return fmt.Errorf("alloc %s failed: %s; to see its output: holdfast job logs --tail 20 %s", a.ID, a.Reason,
@@ -230,6 +231,6 @@ func counts(m map[agent.AllocState]int) string {
 	for name, n := range m {
 		parts = append(parts, fmt.Sprintf("%d %s", n, name))
 	}
-	sort.Strings(parts)
+	slices.Sort(parts)
 	return strings.Join(parts, ", ")
 }

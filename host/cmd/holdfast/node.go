@@ -51,7 +51,7 @@ func newNodeDrain(p *program) *cobra.Command {
 			"The drain continues after the command. To follow it: holdfast node status ID.",
 		RunE: func(c *cobra.Command, args []string) error {
 			if off && (deadline != 0 || reason != "") {
-				return usageError{errors.New("--off ends a drain; --deadline and --reason belong to its begin")}
+				return usageError{errors.New("--off ends a drain; --deadline and --reason are for its start")}
 			}
 			if deadline < 0 {
 				return badFlag("deadline", "=%s is in the past", deadline)
@@ -107,8 +107,8 @@ func newNodeForget(p *program) *cobra.Command {
 		Use: "forget ID", Short: "Remove a node that never comes back",
 		Long: `Remove a node from the list because it never comes back. The command refuses
 if the node is alive, or if records depend on it. holdfast node out-of-service
-releases claims and attachments; volumes and snapshots that are stored there
-have to be deregistered.
+releases claims and attachments. Deregister the volumes and snapshots that are
+stored on the node.
 
 If the node comes back after all, it unmounts its volumes and is listed again.`,
 		RunE: func(c *cobra.Command, args []string) error {

@@ -31,20 +31,19 @@ func newPluginRoll(p *program) *cobra.Command {
 	o := agent.RollOptions{}
 	c := &cobra.Command{
 		Use: "roll ID", Short: "Replace the running instances of a plugin",
-		Long: "Replace the running instances of a plugin by new ones of the same jobs. A new instance starts beside " +
-			"the\n" +
-			"old one. Once it is healthy, it gets new calls. The old one finishes its calls, and is stopped.\n" +
-			"A new instance that does not become healthy is stopped, and nothing has changed.\n\n" +
-			"If a process of the old instance serves mounts (FUSE), that instance is kept until they are unmounted; " +
-			"the\n" +
-			"command names their users and ends. With --drain the allocs that use them are stopped and placed " +
-			"again,\n" +
-			"with the same volumes.\n\n" +
-			"A plugin with roll = \"stop_first\" is stopped before its new instance starts. If several jobs run the " +
-			"plugin,\n" +
-			"all take their new instances, or none. --force stops old instances that a roll still keeps: their " +
-			"calls\n" +
-			"are cut off and sent to the new instance, and the mounts that they serve break.",
+		Long: `Replace the running instances of a plugin by new ones of the same jobs. A new
+instance starts beside the old one. Once it is healthy, it gets the new calls.
+The old one finishes its calls, and is stopped. A new instance that does not
+become healthy is stopped, and the old one continues.
+
+An old instance whose process serves mounts (FUSE) is kept until they are
+unmounted. The command names their users, and ends. With --drain, the allocs
+that use these mounts are stopped, and placed again with the same volumes.
+
+A plugin with roll = "stop_first" is stopped before its new instance starts. If
+several jobs run the plugin, all get new instances, or none. --force also stops
+old instances that are kept: their calls are cut off and sent to the new
+instance, and the mounts that they serve break.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			hint := "the roll continues; see " + display.Command("holdfast plugin status", args[0])
 			plugin, err := callUntilSignal(c, p, 0, hint,
@@ -70,8 +69,7 @@ func newPluginRoll(p *program) *cobra.Command {
 		},
 	}
 	c.Flags().BoolVar(&o.Drain, "drain", false, "restart the allocs that use mounts of old instances")
-	c.Flags().BoolVar(&o.Force, "force", false, "stop an old instance that still has calls or serves mounts, if a "+
-		"roll keeps it, or has to stop it before the new one starts")
+	c.Flags().BoolVar(&o.Force, "force", false, "stop an old instance even if it has calls or serves mounts")
 	return c
 }
 

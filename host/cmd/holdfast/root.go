@@ -102,8 +102,8 @@ type errorLine struct {
 
 // report prints an error, unless it was already printed.
 func (p *program) report(err error) {
-	if _, said := errors.AsType[commandExit](err); said || err == nil || errors.Is(err, errReported) ||
-		errors.Is(err, errIncomplete) {
+	_, byCommand := errors.AsType[commandExit](err)
+	if err == nil || byCommand || errors.Is(err, errReported) || errors.Is(err, errIncomplete) {
 		return
 	}
 	line := errorLine{Error: err.Error(), Kind: kindOf(err)}
@@ -158,24 +158,24 @@ func (p *program) adviseNoAgent() string {
 
 func exitCode(err error) int {
 	_, usage := errors.AsType[usageError](err)
-	_, blind := errors.AsType[inspectError](err)
-	ran, command := errors.AsType[commandExit](err)
-	ended, interrupt := errors.AsType[interrupted](err)
+	_, inspection := errors.AsType[inspectError](err)
+	ofCommand, isCommand := errors.AsType[commandExit](err)
+	signal, isSignal := errors.AsType[interrupted](err)
 	switch {
 	case err == nil:
 		return exitOK
-	case command:
-		return int(ran)
+	case isCommand:
+		return int(ofCommand)
 	case usage, isCobraUsage(err):
 		return exitUsage
 	case errors.Is(err, control.ErrNoAgent):
 		return exitNoAgent
-	case blind:
+	case inspection:
 		return exitInspect
 	case errors.Is(err, errIncomplete):
 		return exitIncomplete
-	case interrupt && !errors.Is(err, errForced):
-		return ended.code()
+	case isSignal && !errors.Is(err, errForced):
+		return signal.code()
 	}
 	return exitFailed
 }

@@ -157,8 +157,8 @@ func writeVolume(to io.Writer, v control.Volume) error {
 	err := facts(to, slices.Concat(
 		[]any{"ID", v.ID, "Namespace", v.Namespace, "Name", v.Name, "Plugin", v.Plugin, "External ID",
 			string(v.External), "State", v.State},
-		filledFrom(v), createdWith(v), accessibleFrom(v), []any{"Capacity", display.Size(v.Capacity)},
-		mutableFacts(v), used(v), containers(v),
+		sourceFacts(v), originFacts(v), topologyFacts(v), []any{"Capacity", display.Size(v.Capacity)},
+		mutableFacts(v), usageFacts(v), engineFacts(v),
 		[]any{"Attach", v.Attached, "Stage", v.Staged, "Staged at", v.StagedAt, "Open call", call, "Since",
 			when(v.Since)})...)
 	err = errors.Join(err, writeNotices(to, v.Notices))
@@ -188,16 +188,16 @@ func writeVolume(to io.Writer, v control.Volume) error {
 	return errors.Join(err, users.write(to, "not in use"))
 }
 
-// filledFrom returns the fact about the source from which a volume was filled, if there is one.
-func filledFrom(v control.Volume) []any {
+// sourceFacts returns the fact about the source from which a volume was filled, if there is one.
+func sourceFacts(v control.Volume) []any {
 	if v.Source == (registry.Source{}) {
 		return nil
 	}
 	return []any{"Filled from", v.Source.String()}
 }
 
-// createdWith returns the facts about the job whose create block has made a volume, if there is one.
-func createdWith(v control.Volume) (facts []any) {
+// originFacts returns the facts about the job whose create block has made a volume, if there is one.
+func originFacts(v control.Volume) (facts []any) {
 	if v.Origin != (registry.Origin{}) {
 		facts = append(facts, "Created with",
 			fmt.Sprintf("volume %s of job %s, group %s", v.Origin.Request, v.Origin.Job, v.Origin.Group))
@@ -208,8 +208,8 @@ func createdWith(v control.Volume) (facts []any) {
 	return facts
 }
 
-// accessibleFrom returns the facts about the node of a volume and about its topologies, if it has any.
-func accessibleFrom(v control.Volume) (facts []any) {
+// topologyFacts returns the facts about the node of a volume and about its topologies, if it has any.
+func topologyFacts(v control.Volume) (facts []any) {
 	if v.Node != "" {
 		facts = append(facts, "Node", v.Node)
 	}
@@ -219,15 +219,15 @@ func accessibleFrom(v control.Volume) (facts []any) {
 	return facts
 }
 
-// containers returns the fact about the containers of an engine that use a volume.
-func containers(v control.Volume) (facts []any) {
+// engineFacts returns the fact about the containers of an engine that use a volume.
+func engineFacts(v control.Volume) (facts []any) {
 	for _, h := range v.Holders {
 		if len(h.Engines) > 0 {
 			facts = append(facts, "Mounted by", h.EngineNames())
 		}
 		var ids []string
 		for _, id := range h.Containers {
-			ids = append(ids, id[:12])
+			ids = append(ids, id[:min(12, len(id))])
 		}
 		if len(ids) > 0 {
 			facts = append(facts, "Containers", strings.Join(ids, ", "))
@@ -236,11 +236,11 @@ func containers(v control.Volume) (facts []any) {
 	return facts
 }
 
-// used returns the facts about the usage of a volume.
-func used(v control.Volume) (facts []any) {
+// usageFacts returns the facts about the usage of a volume.
+func usageFacts(v control.Volume) (facts []any) {
 	names := map[string]string{"bytes": "Used", "inodes": "Inodes used"}
 	for _, u := range v.Usage {
-		facts = append(facts, cmp.Or(names[u.Unit], "Used ("+clean(u.Unit)+")"), share(u))
+		facts = append(facts, cmp.Or(names[u.Unit], "Used ("+clean(u.Unit)+")"), usageText(u))
 	}
 	if v.Unmeasured != "" {
 		facts = append(facts, "Used", "unknown: "+v.Unmeasured)
@@ -248,8 +248,8 @@ func used(v control.Volume) (facts []any) {
 	return facts
 }
 
-// share formats the usage of a unit.
-func share(u host.VolumeUsage) string {
+// usageText formats the usage of a unit.
+func usageText(u host.VolumeUsage) string {
 	amount := func(n int64) string { return fmt.Sprint(n) }
 	if u.Unit == "bytes" {
 		amount = func(n int64) string { return cmp.Or(display.Size(n), "0 B") }

@@ -6,7 +6,7 @@ import (
 	"holdfast/host"
 )
 
-func TestShare(t *testing.T) {
+func TestUsageTexts(t *testing.T) {
 	for want, u := range map[string]host.VolumeUsage{
 		"5 MiB of 32 MiB (16%), 27 MiB free": {Unit: "bytes", Total: 32 << 20, Used: 5 << 20, Available: 27 << 20},
 		"0 B of 1 KiB (0%), 1 KiB free":      {Unit: "bytes", Total: 1024, Available: 1024},
@@ -15,7 +15,7 @@ func TestShare(t *testing.T) {
 		"11 of 1000 (1%), 989 free":          {Unit: "inodes", Total: 1000, Used: 11, Available: 989},
 		"7 of 0, 0 free":                     {Unit: "unknown", Used: 7},
 	} {
-		if got := share(u); got != want {
+		if got := usageText(u); got != want {
 			t.Errorf("%+v is %q, want %q", u, got, want)
 		}
 	}

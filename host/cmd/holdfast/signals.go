@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/signal"
+	"sync"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+)
+
+// interrupted means that a signal has ended a command, and that no cleanup was left to do.
+type interrupted struct {
+	by   os.Signal
+	text string // empty if it was already printed
+}
+
+func (e interrupted) Error() string {
+	if e.text == "" {
+		return "ended by signal: " + e.by.String()
+	}
+	return e.text
+}
+
+// Is reports an interruption that was already printed as errReported, so that it is not printed again.
+func (e interrupted) Is(target error) bool { return target == errReported && e.text == "" }
+
+// code returns the exit code that shells use for a program that this signal has ended.
+func (e interrupted) code() int {
+	if s, is := e.by.(unix.Signal); is {
+		return 128 + int(s)
+	}
+	return exitFailed
+}
+
+// untilInterrupted returns the function of a command that can be repeated. Its context ends at the first signal. If do
+// fails then, the error is an interrupted.
+func untilInterrupted(do func(*cobra.Command, context.Context) error) func(*cobra.Command, []string) error {
+	return func(c *cobra.Command, _ []string) error {
+		ctx, stop := untilEndSignal(c.Context())
+		defer stop()
+		err := do(c, ctx)
+		if by, is := errors.AsType[interrupted](context.Cause(ctx)); is && err != nil {
+			by.text = "interrupted; run the command again"
+			return by
+		}
+		return err
+	}
+}
+
+// endSignals delivers the signals that end a command, in their order. SIGHUP is one of them, unless nohup ignores it.
+// Until stop is called, a write to a closed pipe returns an error instead of ending the process.
+func endSignals() (received chan os.Signal, stop func()) {
+	received = make(chan os.Signal, 4)
+	signal.Notify(received, unix.SIGINT, unix.SIGTERM)
+	if !signal.Ignored(unix.SIGHUP) {
+		signal.Notify(received, unix.SIGHUP)
+	}
+	// signal.Ignore would be inherited by tasks and the shim.
+	pipe := make(chan os.Signal, 1)
+	signal.Notify(pipe, unix.SIGPIPE)
+	return received, func() {
+		signal.Stop(received)
+		signal.Stop(pipe)
+	}
+}
+
+// untilSignal returns a context that ends at the first signal, with an interrupted as its cause. Later signals stay in
+// the channel. stop waits for the goroutine.
+func untilSignal(ctx context.Context, signals <-chan os.Signal) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		select {
+		case s := <-signals:
+			cancel(interrupted{by: s})
+		case <-ctx.Done():
+		}
+	})
+	return ctx, func() {
+		cancel(nil)
+		wg.Wait()
+	}
+}
+
+// untilEndSignal returns a context that ends at the first signal of endSignals.
+func untilEndSignal(ctx context.Context) (context.Context, func()) {
+	signals, ignore := endSignals()
+	ctx, stop := untilSignal(ctx, signals)
+	return ctx, func() {
+		stop()
+		ignore()
+	}
+}
