@@ -1,7 +1,6 @@
 package control
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 
@@ -45,24 +44,6 @@ func TestWaitNamesTheNodeThatMakesTheCall(t *testing.T) {
 		got := executorText(test.nodes, "a", test.volume, "p")
 		if (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
-		}
-	}
-}
-
-// The volume of a plugin with controller_scope = "node" waits for its own node, even if other nodes have healthy
-// controllers.
-func TestExplanationNamesTheNodeThatHasTheVolume(t *testing.T) {
-	v := host.VolumeStatus{Volume: registry.Volume{VolumeSpec: registry.VolumeSpec{
-		Namespace: "default", ID: "v", Node: "b"}}}
-	other := host.NodeStatus{Node: registry.Node{Name: "a", State: registry.NodeReady}, Alive: true}
-	for state, want := range map[registry.NodeState]string{
-		registry.NodeReady:        "node b, which has volume v, is suspect",
-		registry.NodeOutOfService: "node b, which has volume v, is out-of-service",
-	} {
-		n := noExecutor(v, []host.NodeStatus{other, {Node: registry.Node{Name: "b", State: state}}})
-		deregister := strings.Contains(fmt.Sprint(n.Commands), "holdfast volume deregister v")
-		if n.Summary != want || deregister != (state == registry.NodeOutOfService) {
-			t.Errorf("%s: %+v", state, n)
 		}
 	}
 }

@@ -237,7 +237,7 @@ func lostHolder(node host.NodeStatus, v host.VolumeStatus, claims []host.Claim) 
 	n.fact("By", node.Declaration())
 	n.Next = "Holdfast detaches the volume from the node, and then releases its claims."
 	if v.Node == node.Name {
-		n.Next = "Holdfast releases the claims. The node detaches the volume when it is back. If it never is: " +
+		n.Next = "Holdfast releases the claims. The node detaches the volume when it is back. If it never comes back: " +
 			VolumeCommand("deregister", v.VolumeName())
 	}
 	switch {

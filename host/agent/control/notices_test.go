@@ -192,7 +192,39 @@ func noticeCases() map[string][]Notice {
 	sick := registry.VolumeHealth{Node: registry.Condition{Abnormal: true, Reason: "DATA_LOSS/DiskFailed",
 		Message: "disk is failing", Since: noon}}
 	out["an unhealthy volume"] = healthNotices(disk, "p", sick)
+	addNodeCases(out)
 	return out
+}
+
+// addNodeCases adds notices about the nodes of a cluster.
+func addNodeCases(out map[string][]Notice) {
+	node := func(name host.NodeName, state registry.NodeState, alive bool) host.NodeStatus {
+		return host.NodeStatus{Node: registry.Node{Name: name, State: state}, Alive: alive}
+	}
+	v := host.VolumeStatus{Volume: registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "mine", ID: "disk",
+		Plugin: "p"}}}
+	stored := v
+	stored.Node = "a"
+	claims := []host.Claim{{Name: v.VolumeName(), Alloc: "mine-alloc-1", Node: "a", Since: noon}}
+	for name, c := range map[string]struct {
+		node   host.NodeStatus
+		volume host.VolumeStatus
+	}{
+		"a suspect node":                       {node("a", registry.NodeReady, false), v},
+		"a node that is out of service":        {node("a", registry.NodeOutOfService, false), v},
+		"a fenced node":                        {node("a", registry.NodeFenced, false), v},
+		"a fenced node that is back":           {node("a", registry.NodeFenced, true), v},
+		"a node out of service, with the data": {node("a", registry.NodeOutOfService, false), stored},
+	} {
+		out["the claim of "+name] = []Notice{*lostHolder(c.node, c.volume, claims)}
+	}
+	// With controller_scope = "node", the volume waits for its own node, even if others have healthy controllers.
+	other := node("b", registry.NodeReady, true)
+	out["no executor"] = []Notice{noExecutor(v, []host.NodeStatus{other})}
+	for _, state := range []registry.NodeState{registry.NodeReady, registry.NodeOutOfService} {
+		out["no executor at the node of the volume, "+string(state)] = []Notice{
+			noExecutor(stored, []host.NodeStatus{other, node("a", state, false)})}
+	}
 }
 
 func TestNoticesReadAsHelp(t *testing.T) {
@@ -218,38 +250,25 @@ func TestNoticesReadAsHelp(t *testing.T) {
 	}
 }
 
-// For a deletion without a running call, the notice says how to find the reason and what to do.
-func TestDeletionWithoutACallSaysWhatToDo(t *testing.T) {
-	spec := registry.VolumeSpec{Namespace: "ns", ID: "v", Plugin: "p"}
-	v := host.VolumeStatus{Volume: registry.Volume{VolumeSpec: spec, State: registry.VolumeDeleting}}
-	v.Failure = registry.Failure{RPC: registry.DeleteVolumeRPC, Code: "FAILED_PRECONDITION", Detail: "it has snapshots"}
-	hasText(t, deletionNotices(v), NoticeWaiting, "FAILED_PRECONDITION: it has snapshots", "volume update FILE",
-		"holdfast volume deregister --namespace=ns v", "holdfast volume delete --namespace=ns v")
-	v.Intent = &registry.Intent{RPC: registry.DeleteVolumeRPC}
-	if got := deletionNotices(v); got != nil {
-		t.Errorf("of a deletion whose call is shown: %+v", got)
-	}
-}
-
-// For a creation without a usable volume, the notice has the plugin's answer. It says that Holdfast does not retry, and
-// how to end the creation.
+// A creation or deletion without a running call is explained. While a call runs, that call is shown instead.
 func TestUncertainVolumeSaysWhyAndWhatToDo(t *testing.T) {
-	spec := registry.VolumeSpec{Namespace: "ns", ID: "v", Plugin: "p"}
-	v := host.VolumeStatus{Volume: registry.Volume{VolumeSpec: spec, State: registry.VolumeUncertain}}
-	for want, f := range map[string]registry.Failure{
-		"CreateVolume: its capacity is -1": {RPC: registry.CreateVolumeRPC, Code: "OK", Detail: "its capacity is -1"},
-		"CreateVolume: INTERNAL: no":       {RPC: registry.CreateVolumeRPC, Code: "INTERNAL", Detail: "no"},
+	for state, f := range map[registry.VolumeState]registry.Failure{
+		registry.VolumeUncertain: {RPC: registry.CreateVolumeRPC, Code: "INTERNAL", Detail: "no"},
+		registry.VolumeDeleting:  {RPC: registry.DeleteVolumeRPC, Code: "FAILED_PRECONDITION", Detail: "it has snapshots"},
+		registry.VolumeReady:     {},
 	} {
-		v.Failure = f
-		hasText(t, creationNotices(v), NoticeUncertain, want, "does not retry",
-			"holdfast volume deregister --namespace=ns v", "holdfast volume delete --namespace=ns v")
-	}
-	v.Intent = &registry.Intent{RPC: registry.CreateVolumeRPC}
-	if got := creationNotices(v); got != nil {
-		t.Errorf("of a creation that continues: %+v", got)
-	}
-	v.State, v.Intent = registry.VolumeReady, nil
-	if got := creationNotices(v); got != nil {
-		t.Errorf("of a volume that is ready: %+v", got)
+		v := host.VolumeStatus{Volume: registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "ns", ID: "v"},
+			State: state, Failure: f}}
+		list := append(creationNotices(v), deletionNotices(v)...)
+		if state != registry.VolumeReady {
+			hasText(t, list, list[0].Kind, f.Code+": "+f.Detail, "holdfast volume deregister --namespace=ns v",
+				"holdfast volume delete --namespace=ns v")
+		} else if list != nil {
+			t.Errorf("of a volume that is ready: %+v", list)
+		}
+		v.Intent = &registry.Intent{RPC: f.RPC}
+		if list := append(creationNotices(v), deletionNotices(v)...); list != nil {
+			t.Errorf("%s, with a running call: %+v", state, list)
+		}
 	}
 }

@@ -160,39 +160,23 @@ func deadSocket(path string) error {
 func TestSocketOfSystemdIsUsed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "p.sock")
 	unit, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer unit.Close()
 	f, err := unit.File()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
 	fd, err := unix.Dup(int(f.Fd())) // activated closes it
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l, err := activated(path, fd, 1)
 	if err != nil || l == nil {
 		t.Fatalf("%v, %v", l, err)
 	}
-	served := make(chan error)
-	go func() {
-		c, err := l.Accept()
-		if err == nil {
-			err = c.Close()
-		}
-		served <- err
-	}()
 	c, err := net.Dial("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer c.Close()
-	if err := errors.Join(<-served, l.Close()); err != nil {
-		t.Error(err)
-	}
+	accepted, err := l.Accept()
+	must(t, err)
+	must(t, errors.Join(accepted.Close(), l.Close()))
 	if _, err := os.Stat(path); err != nil {
 		t.Error(err)
 	}

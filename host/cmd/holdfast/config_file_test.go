@@ -21,31 +21,30 @@ func agentCommand(t *testing.T, args ...string) (*cobra.Command, *program) {
 	t.Setenv("HOLDFAST_ADDR", "")
 	p := &program{}
 	c, _, err := newRoot(p).Find([]string{"agent"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.ParseFlags(args); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, c.ParseFlags(args))
 	return c, p
 }
 
-func TestConfigFileSetsFlagsThatTheCommandLineHasNot(t *testing.T) {
+// readText reads a configuration file with the text, beside the flags of a command line.
+func readText(t *testing.T, text string, args ...string) (c *cobra.Command, p *program, cluster string, err error) {
+	t.Helper()
 	path := filepath.Join(t.TempDir(), "agent.hcl")
-	text := `
+	must(t, os.WriteFile(path, []byte(text), 0o600))
+	c, p = agentCommand(t, args...)
+	cluster, err = (placesOf{}).readConfig(c, path)
+	return c, p, cluster, err
+}
+
+func TestConfigFileSetsFlagsThatTheCommandLineHasNot(t *testing.T) {
+	c, p, _, err := readText(t, `
 		state_dir   = "/srv/holdfast"
 		log_level   = "debug"
 		shim_bake   = "3s"
 		stop_tasks  = true
 		volume_default_size = "1G"
-	`
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	c, p := agentCommand(t, "--log-level", "error")
-	if _, err := (placesOf{}).readConfig(c, path); err != nil {
-		t.Fatal(err)
-	}
+	`, "--log-level", "error")
+	must(t, err)
 	if p.state != "/srv/holdfast" || p.logLevel != "error" {
 		t.Errorf("state directory %q, log level %q", p.state, p.logLevel)
 	}
@@ -70,12 +69,7 @@ func TestConfigFileErrorsNameTheLineAndTheKey(t *testing.T) {
 		"volume_plugin {\n}":         "agent.hcl:1,1-14: Unexpected \"volume_plugin\" block",
 		"node = \"a\"\nnode = \"b\"": "agent.hcl:2,1-5: Attribute redefined",
 	} {
-		path := filepath.Join(t.TempDir(), "agent.hcl")
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		c, _ := agentCommand(t)
-		_, err := (placesOf{}).readConfig(c, path)
+		_, _, _, err := readText(t, text)
 		if _, usage := errors.AsType[usageError](err); !usage || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %s", text, err, want)
 		}
@@ -92,9 +86,7 @@ func TestValuesOfTheConfigFileAreReportedByTheirPlace(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		path := filepath.Join(dir, "agent.hcl")
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(text), 0o600))
 		root := newRoot(&program{out: io.Discard, errs: io.Discard})
 		root.SetArgs([]string{"agent", "--config", path, "--state-dir", filepath.Join(dir, "state"), "--shim",
 			os.Args[0]})
@@ -107,21 +99,12 @@ func TestValuesOfTheConfigFileAreReportedByTheirPlace(t *testing.T) {
 
 // The shim reports errors in the cluster block with the lines of the whole file.
 func TestConfigFileKeepsTheLinesOfItsClusterBlock(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "agent.hcl")
 	block := "cluster { # of three nodes\n  id = \"c\"\n  tls {\n    ca_file = \"/ca\"\n  }\n}\n"
 	text := "node = \"a\"\n\n" + block + "log_level = \"debug\"\n"
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	c, _ := agentCommand(t)
-	got, err := (placesOf{}).readConfig(c, path)
-	if err != nil || got != "\n\n"+block {
+	if _, _, got, err := readText(t, text); err != nil || got != "\n\n"+block {
 		t.Errorf("%q, %v", got, err)
 	}
-	if err := os.WriteFile(path, []byte(text+block), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := (placesOf{}).readConfig(c, path); err == nil ||
+	if _, _, _, err := readText(t, text+block); err == nil ||
 		!strings.Contains(err.Error(), "agent.hcl:10,1-8: there is") {
 		t.Error(err)
 	}
@@ -132,9 +115,7 @@ func TestPackagedConfigFile(t *testing.T) {
 	c, _ := agentCommand(t)
 	const path, socket = "../../../packaging/agent.hcl", "/run/docker/plugins/holdfast.sock"
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	keys := configKeys(c)
 	for name, f := range keys {
 		value, comment := strconv.Quote(f.DefValue), "# "

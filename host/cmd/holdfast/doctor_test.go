@@ -78,15 +78,11 @@ func TestDoctorOutput(t *testing.T) {
 func fakeShim(t *testing.T, dir string, found host.Diagnosis, code int) (path string) {
 	t.Helper()
 	text, err := json.Marshal(found)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	path = filepath.Join(dir, fmt.Sprint("shim-", code))
 	script := "#!/bin/sh\necho \"$@\" >> %s/calls\ncat <<'E'\n%s\nE\n" +
 		"echo 'holdfast-shim: the state is damaged' >&2\nexit %d\n"
-	if err := os.WriteFile(path, fmt.Appendf(nil, script, dir, text, code), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, fmt.Appendf(nil, script, dir, text, code), 0o700))
 	return path
 }
 

@@ -11,13 +11,9 @@ func TestFenceCommandGetsTheNodeAndItsFailureIsTold(t *testing.T) {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "fence")
 	script := "#!/bin/sh\necho cutting $1\ntest $1 = node-2\n"
-	if err := os.WriteFile(program, []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(program, []byte(script), 0o700))
 	fence, err := fenceBy(program)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := fence(t.Context(), "node-2"); err != nil {
 		t.Error(err)
 	}

@@ -15,15 +15,11 @@ import (
 // The first agent ends without an answer, the second with an error, and the third answers.
 func TestWaitForAJobOutlivesItsAgent(t *testing.T) {
 	dir, err := os.MkdirTemp("", "h-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer os.RemoveAll(dir)
 	socket := filepath.Join(dir, "agent.sock")
 	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	asked := 0
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		switch asked++; asked {

@@ -19,9 +19,7 @@ func TestLinesOfLogsAreBounded(t *testing.T) {
 			t.Fatalf("%d bytes are kept", len(w.part))
 		}
 	}
-	if err := w.flush(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.flush())
 	got := strings.ReplaceAll(strings.ReplaceAll(out.String(), "p | ", ""), "\n", "")
 	if lines := strings.Count(out.String(), "\n"); lines != 3 || got != text[:len(text)/10*10] {
 		t.Errorf("%d lines, %d bytes", lines, len(got))

@@ -19,6 +19,7 @@ import (
 	"holdfast/host/agent"
 	"holdfast/host/agent/control"
 	"holdfast/host/agent/taskdriver"
+	"holdfast/internal/mount/mounttest"
 	"holdfast/registry"
 )
 
@@ -26,25 +27,26 @@ var update = flag.Bool("update", false, "write the golden files anew")
 
 func TestMain(m *testing.M) {
 	taskdriver.Main()
-	os.Exit(m.Run())
+	os.Exit(mounttest.Run(m))
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func golden(t *testing.T, name string, write func(io.Writer) error) {
 	t.Helper()
 	path := filepath.Join("testdata", name+".want")
 	var got bytes.Buffer
-	if err := write(&got); err != nil {
-		t.Fatal(err)
-	}
+	must(t, write(&got))
 	if *update {
-		if err := os.WriteFile(path, got.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, got.Bytes(), 0o644))
 	}
 	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got.String() != string(want) {
 		t.Errorf("%s:\n%s\nwant:\n%s", path, got.String(), want)
 	}
@@ -194,9 +196,7 @@ func TestTableFitsTheTerminal(t *testing.T) {
 	table.add("0a1b2c3d", "db", "pending", reason)
 	table.add("ffffffff", "ünïcödé", "running", "")
 	var out bytes.Buffer
-	if err := table.fit(&out, 80); err != nil {
-		t.Fatal(err)
-	}
+	must(t, table.fit(&out, 80))
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 	for _, line := range lines {
 		if n := len([]rune(line)); n > 80 {
@@ -227,15 +227,11 @@ func TestAgesAreInTheirLargestUnit(t *testing.T) {
 
 func TestExitCodes(t *testing.T) {
 	dir, err := os.MkdirTemp("", "h-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	t.Setenv("TMPDIR", dir)
 	bad := filepath.Join(dir, "bad.hcl")
-	if err := os.WriteFile(bad, []byte("job \"x\" {}"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(bad, []byte("job \"x\" {}"), 0o600))
 	nobody := "--address=" + filepath.Join(dir, "agent.sock")
 	for line, want := range map[string]int{
 		"version":                           exitOK,
@@ -343,15 +339,11 @@ func TestFilesGetTheVariablesTheyDeclare(t *testing.T) {
 	first, second := filepath.Join(dir, "a.hcl"), filepath.Join(dir, "b.hcl")
 	for path, text := range map[string]string{first: "variable \"one\" {}\nvariable both {\n}",
 		second: "variable \"both\" {}"} {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(text), 0o600))
 	}
 	v := &variables{values: []string{"one=1", "both=a=b"}}
 	files, err := v.readFiles([]string{first, second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if a := files[0].Variables; len(a) != 2 || a["one"] != "1" || a["both"] != "a=b" {
 		t.Errorf("first: %v", a)
 	}
@@ -369,9 +361,7 @@ func TestAdvisedCommandsAreValid(t *testing.T) {
 	advised := map[string]bool{}
 	for _, path := range paths {
 		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, m := range regexp.MustCompile(`(?m)^  .*  (holdfast .*)$`).FindAllStringSubmatch(string(text), -1) {
 			advised[m[1]] = true
 		}

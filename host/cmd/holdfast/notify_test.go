@@ -10,18 +10,14 @@ import (
 func TestNotifySendsStatesAndHidesTheSocketFromTasks(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "notify")
 	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer l.Close()
 	t.Setenv("NOTIFY_SOCKET", path)
 	n := newNotifier()
 	if _, found := os.LookupEnv("NOTIFY_SOCKET"); found {
 		t.Error("NOTIFY_SOCKET is still set")
 	}
-	if err := n.send("READY=1"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.send("READY=1"))
 	got := make([]byte, 64)
 	size, err := l.Read(got)
 	if err != nil || string(got[:size]) != "READY=1" {

@@ -47,9 +47,7 @@ func TestFilesThatCannotBeJobs(t *testing.T) {
 	job, volume, huge := filepath.Join(dir, "j.hcl"), filepath.Join(dir, "v.hcl"), filepath.Join(dir, "huge.hcl")
 	for path, text := range map[string]string{job: `job "j" {}`, volume: "id = \"v\"\nplugin_id = \"p\"\n",
 		huge: strings.Repeat("#", maxFile+1)} {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(text), 0o600))
 	}
 	for _, c := range []struct {
 		path   string

@@ -20,58 +20,30 @@ func TestMountsOfTheOperatorStay(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("real mounts need root")
 	}
-	dir, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
+	dir := resolved(t.TempDir())
+	l := hooks.Layout{State: filepath.Join(dir, "s"), Run: filepath.Join(dir, "r")}
+	volume := filepath.Join(l.MountRoot(), "volume")
+	mountAt := func(dir string) {
+		must(t, os.MkdirAll(dir, 0o700))
+		must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"))
+		t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 	}
-	err = mount.OnThread(func() error {
-		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-			return err
+	mountAt(l.State)
+	mountAt(l.Run)
+	must(t, os.MkdirAll(l.MountRoot(), 0o700))
+	must(t, mount.MakeShared(l.MountRoot(), l.Run))
+	mountAt(volume)
+	if err := removeSelfMounts(l); err == nil {
+		t.Error("a volume that is still mounted is no error")
+	}
+	must(t, unix.Unmount(volume, 0))
+	must(t, removeSelfMounts(l))
+	table, err := mount.Table(0)
+	must(t, err)
+	for at, want := range map[string]bool{l.State: true, l.Run: true, l.MountRoot(): false} {
+		if _, mounted := table.At(at); mounted != want {
+			t.Errorf("%s is mounted: %v, want %v", at, mounted, want)
 		}
-		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-			return err
-		}
-		l := hooks.Layout{State: filepath.Join(dir, "s"), Run: filepath.Join(dir, "r")}
-		for _, at := range []string{l.State, l.Run} {
-			if err := os.Mkdir(at, 0o700); err != nil {
-				return err
-			}
-			if err := unix.Mount("tmpfs", at, "tmpfs", 0, "size=64k"); err != nil {
-				return err
-			}
-		}
-		volume := filepath.Join(l.MountRoot(), "volume")
-		if err := os.MkdirAll(volume, 0o700); err != nil {
-			return err
-		}
-		if err := mount.MakeShared(l.MountRoot(), l.Run); err != nil {
-			return err
-		}
-		if err := unix.Mount("tmpfs", volume, "tmpfs", 0, "size=64k"); err != nil {
-			return err
-		}
-		if err := removeSelfMounts(l); err == nil {
-			t.Error("a volume that is still mounted is no error")
-		}
-		if err := unix.Unmount(volume, 0); err != nil {
-			return err
-		}
-		if err := removeSelfMounts(l); err != nil {
-			t.Errorf("fold: %v", err)
-		}
-		table, err := mount.Table(0)
-		if err != nil {
-			return err
-		}
-		for at, want := range map[string]bool{l.State: true, l.Run: true, l.MountRoot(): false} {
-			if _, mounted := table.At(at); mounted != want {
-				t.Errorf("%s is mounted: %v, want %v", at, mounted, want)
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 
