@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
 	"github.com/spf13/cobra"
 
 	"holdfast/host"
@@ -38,15 +39,14 @@ With Type=notify, the agent tells systemd when it listens.`,
 			signals, stop := endSignals()
 			defer stop()
 			systemd := newNotifier()
-			places := placesOf{}
+			var places placesOf
+			var err error
 			if config != "" {
-				text, err := places.readConfig(c, config)
+				e.cluster, places, err = readConfig(c, config)
 				if err = errors.Join(err, p.checkLevel()); err != nil {
 					return places.locate(err)
 				}
-				e.cluster = text
 			}
-			var err error
 			if e.recover, err = agent.ParseRecovery(recovery); err != nil {
 				return usageError{fmt.Errorf("--recover %w", err)}
 			}
@@ -79,9 +79,11 @@ With Type=notify, the agent tells systemd when it listens.`,
 	return c
 }
 
-// serveUntil serves until ctx ends. With stopTasks it then stops all tasks before it returns.
-func serveUntil(ctx, whole context.Context, st *service, stopTasks bool, timeout time.Duration, log logger) error {
-	life, cancel := context.WithCancel(whole)
+// serveUntil serves until ctx ends. With stopTasks it then stops all tasks before it returns, also in the context root.
+func serveUntil(
+	ctx, root context.Context, st *service, stopTasks bool, timeout time.Duration, log hclog.Logger,
+) error {
+	life, cancel := context.WithCancel(root)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()

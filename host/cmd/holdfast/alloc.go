@@ -28,12 +28,8 @@ func newAllocRestart(p *program) *cobra.Command {
 			"policy of the job does not count it.",
 		RunE: func(c *cobra.Command, args []string) error {
 			tasks, err := p.client().RestartAlloc(c.Context(), args[0], strings.Join(args[1:], ""), force)
-			return show(p, err, map[string]any{"id": args[0], "tasks": tasks},
-				func(to writer, _ map[string]any) error {
-					_, err := fmt.Fprintf(to, "alloc %s: restarting %s\n", args[0],
-						strings.ReplaceAll(join(tasks), ",", ", "))
-					return err
-				})
+			return showLine(p, err, map[string]any{"id": args[0], "tasks": tasks}, "alloc %s: restarting %s", args[0],
+				strings.ReplaceAll(join(tasks), ",", ", "))
 		},
 	}
 	c.Flags().BoolVar(&force, "force", false,
@@ -48,10 +44,7 @@ func newAllocStop(p *program) *cobra.Command {
 		Long: "Stop allocs and release their volumes. Each job that is not stopped places another alloc instead.",
 		RunE: func(c *cobra.Command, args []string) error {
 			err := p.client().StopAlloc(c.Context(), args[0], force)
-			return show(p, err, map[string]string{"id": args[0]}, func(to writer, _ map[string]string) error {
-				_, err := fmt.Fprintf(to, "alloc %s is stopping\n", args[0])
-				return err
-			})
+			return showLine(p, err, map[string]string{"id": args[0]}, "alloc %s is stopping", args[0])
 		},
 	}
 	c.Flags().BoolVar(&force, "force", false, "stop even if it runs a plugin whose volumes are in use")

@@ -24,14 +24,16 @@ type lister func(ctx context.Context, c *control.Client, before []string, namesp
 
 // ids has the lister of the argument ID for each parent command.
 var ids = map[string]lister{
-	"job":            jobIDs,
-	"alloc":          allocIDs,
+	"job":            idsOf((*control.Client).Jobs, func(j control.Job) string { return j.ID }),
+	"alloc":          idsOf((*control.Client).Allocs, func(a control.Alloc) string { return a.ID }),
 	"plugin":         pluginIDs,
-	"node":           nodeIDs,
+	"node":           idsOf((*control.Client).Nodes, func(n host.NodeStatus) string { return string(n.Name) }),
 	"volume":         volumeIDs,
 	"snapshot":       snapshotIDs(control.Snapshots),
 	"group-snapshot": snapshotIDs(control.GroupSnapshots),
 }
+
+var pluginIDs = idsOf((*control.Client).Plugins, func(p control.Plugin) string { return p.ID })
 
 // prepareArguments sets up the arguments of all commands below c by the words for them in the usage lines: how many are
 // accepted, how the shell completes them, and that IDs are resolved which the agent does not know. A command with ID...
@@ -174,14 +176,12 @@ func values[T any](items []T, err error, of func(T) string) (out []string, _ err
 	return out, err
 }
 
-func jobIDs(ctx context.Context, c *control.Client, _ []string, _ string) ([]string, error) {
-	all, err := c.Jobs(ctx)
-	return values(all, err, func(j control.Job) string { return j.ID })
-}
-
-func allocIDs(ctx context.Context, c *control.Client, _ []string, _ string) ([]string, error) {
-	all, err := c.Allocs(ctx)
-	return values(all, err, func(a control.Alloc) string { return a.ID })
+// idsOf returns a lister of objects without a namespace.
+func idsOf[T any](list func(*control.Client, context.Context) ([]T, error), id func(T) string) lister {
+	return func(ctx context.Context, c *control.Client, _ []string, _ string) ([]string, error) {
+		all, err := list(c, ctx)
+		return values(all, err, id)
+	}
 }
 
 func taskNames(ctx context.Context, c *control.Client, before []string, _ string) ([]string, error) {
@@ -194,16 +194,6 @@ func jobTaskNames(ctx context.Context, c *control.Client, before []string, _ str
 	names, err := values(newestTasks(j), err, func(t jobTask) string { return t.task })
 	slices.Sort(names)
 	return slices.Compact(names), err
-}
-
-func pluginIDs(ctx context.Context, c *control.Client, _ []string, _ string) ([]string, error) {
-	all, err := c.Plugins(ctx)
-	return values(all, err, func(p control.Plugin) string { return p.ID })
-}
-
-func nodeIDs(ctx context.Context, c *control.Client, _ []string, _ string) ([]string, error) {
-	all, err := c.Nodes(ctx)
-	return values(all, err, func(n host.NodeStatus) string { return string(n.Name) })
 }
 
 // claimants lists the allocs with claims on a volume.

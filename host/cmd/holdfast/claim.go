@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -92,20 +91,15 @@ func newClaimRelease(p *program) *cobra.Command {
 			"of this node without a record here. If the volume is still mounted on the node, two writers may " +
 			"destroy its data. All other claims are released when their allocs are stopped.",
 		RunE: func(c *cobra.Command, args []string) error {
-			o, err := f.options()
-			if err == nil && !f.force && !f.dryRun {
-				err = usageError{errors.New("a release needs --force; to release volumes in order, run: holdfast " +
-					"alloc stop")}
-			}
+			o, err := f.options("holdfast alloc stop")
 			if err != nil {
 				return err
 			}
 			name := volumeName(namespace, args[0])
-			steps, err := callUntilSignal(c, p, f.wait, "the release may continue; to check: "+
-				display.Command("holdfast claim explain", args[0]),
-				func(ctx context.Context, client *control.Client) ([]host.ReleaseStep, error) {
-					return client.ReleaseClaim(ctx, name, args[1], o)
-				})
+			ctx, client, stop := p.interruptible(c, f.wait)
+			defer stop()
+			steps, err := client.ReleaseClaim(ctx, name, args[1], o)
+			err = withHint(err, "the release may continue; to check: "+display.Command("holdfast claim explain", args[0]))
 			return show(p, err, steps,
 				writeSteps(f.dryRun, fmt.Sprintf("claim of alloc %s on volume %s released", args[1], name)))
 		},

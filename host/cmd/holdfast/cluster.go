@@ -41,7 +41,7 @@ func (f *memberFlags) complete(c *cobra.Command, optional bool) (cluster string,
 	if err != nil {
 		return "", err
 	}
-	cluster, err = (placesOf{}).readConfig(a, f.config)
+	cluster, _, err = readConfig(a, f.config)
 	missing := errors.Is(err, os.ErrNotExist)
 	switch {
 	case missing && !optional:
@@ -141,15 +141,9 @@ to this node. Register those that you need.`,
 			}
 			var answer struct{ Left string }
 			err = runShim(ctx, f.shim, text, args, func(d *json.Decoder) error { return d.Decode(&answer) })
-			if err != nil {
-				return err
-			}
-			return show(p, nil, map[string]string{"node": f.node, "left": answer.Left},
-				func(to writer, _ map[string]string) error {
-					_, err := fmt.Fprintf(to, "node %s has left cluster %s; remove the cluster block from %s before "+
-						"you start the agent\n", f.node, clean(answer.Left), f.config)
-					return err
-				})
+			return showLine(p, err, map[string]string{"node": f.node, "left": answer.Left},
+				"node %s has left cluster %s; remove the cluster block from %s before you start the agent", f.node,
+				clean(answer.Left), f.config)
 		}),
 	}
 	f.register(c)

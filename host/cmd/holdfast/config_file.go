@@ -46,15 +46,15 @@ func (p placesOf) locate(err error) error {
 }
 
 // readConfig sets flags to the values in the configuration file. Flags of the command line and variables of the
-// environment have precedence. It adds the places of these values to p, and returns the text of the cluster block.
-func (p placesOf) readConfig(c *cobra.Command, path string) (cluster string, err error) {
+// environment have precedence. It returns the text of the cluster block, and the places of the values.
+func readConfig(c *cobra.Command, path string) (cluster string, places placesOf, err error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return "", fmt.Errorf("configuration file: %w", readError(path, err))
+		return "", nil, fmt.Errorf("configuration file: %w", readError(path, err))
 	}
 	file, diags := hclsyntax.ParseConfig(text, path, hcl.InitialPos)
 	if diags.HasErrors() {
-		return "", usageError{diags}
+		return "", nil, usageError{diags}
 	}
 	body := file.Body.(*hclsyntax.Body)
 	body.Blocks = slices.DeleteFunc(body.Blocks, func(b *hclsyntax.Block) bool {
@@ -68,40 +68,41 @@ func (p placesOf) readConfig(c *cobra.Command, path string) (cluster string, err
 		return true
 	})
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
 	attributes, diags := body.JustAttributes()
 	if diags.HasErrors() {
-		return "", usageError{diags}
+		return "", nil, usageError{diags}
 	}
-	return cluster, p.set(c, attributes)
+	places, err = setFlags(c, attributes)
+	return cluster, places, err
 }
 
-// set sets flags to the attributes of a configuration file.
-func (p placesOf) set(c *cobra.Command, attributes hcl.Attributes) error {
-	keys := configKeys(c)
+// setFlags sets flags to the attributes of a configuration file.
+func setFlags(c *cobra.Command, attributes hcl.Attributes) (placesOf, error) {
+	keys, places := configKeys(c), placesOf{}
 	for name, a := range attributes {
 		flag := keys[name]
 		if flag == nil {
-			return usageError{fmt.Errorf("%s: unknown key %q%s", a.NameRange, name, suggestKey(name, keys))}
+			return places, usageError{fmt.Errorf("%s: unknown key %q%s", a.NameRange, name, suggestKey(name, keys))}
 		}
 		value, diags := a.Expr.Value(nil)
 		if diags.HasErrors() {
-			return usageError{diags}
+			return places, usageError{diags}
 		}
 		text, err := convert.Convert(value, cty.String)
 		if err != nil || text.IsNull() {
-			return usageError{fmt.Errorf("%s: %s has to be a string, a number or a boolean", a.Expr.Range(), name)}
+			return places, usageError{fmt.Errorf("%s: %s has to be a string, a number or a boolean", a.Expr.Range(), name)}
 		}
 		if flag.Changed || flag.Name == "state-dir" && flag.DefValue != "" { // HOLDFAST_STATE_DIR
 			continue
 		}
 		if flag.Value.Set(text.AsString()) != nil {
-			return usageError{fmt.Errorf("%s: %s = %q: use %s", a.Expr.Range(), name, text.AsString(), formOf(flag))}
+			return places, usageError{fmt.Errorf("%s: %s = %q: use %s", a.Expr.Range(), name, text.AsString(), formOf(flag))}
 		}
-		p[flag.Name] = fmt.Sprintf("%s: %s", a.Expr.Range(), name)
+		places[flag.Name] = fmt.Sprintf("%s: %s", a.Expr.Range(), name)
 	}
-	return nil
+	return places, nil
 }
 
 // suggestKey names the key that was probably meant. If no key is similar, it lists all of them.

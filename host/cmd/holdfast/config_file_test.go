@@ -32,7 +32,7 @@ func readText(t *testing.T, text string, args ...string) (c *cobra.Command, p *p
 	path := filepath.Join(t.TempDir(), "agent.hcl")
 	must(t, os.WriteFile(path, []byte(text), 0o600))
 	c, p = agentCommand(t, args...)
-	cluster, err = (placesOf{}).readConfig(c, path)
+	cluster, _, err = readConfig(c, path)
 	return c, p, cluster, err
 }
 
@@ -133,7 +133,7 @@ func TestPackagedConfigFile(t *testing.T) {
 	if got := regexp.MustCompile(`(?m)^(# )?\w+ = `).FindAll(text, -1); len(got) != len(keys) {
 		t.Errorf("%s has %d keys, want %d: %q", path, len(got), len(keys), got)
 	}
-	if _, err := (placesOf{}).readConfig(c, path); err != nil || keys["volume_plugin"].Value.String() != socket {
+	if _, _, err := readConfig(c, path); err != nil || keys["volume_plugin"].Value.String() != socket {
 		t.Errorf("volume_plugin is %s, %v", keys["volume_plugin"].Value, err)
 	}
 }

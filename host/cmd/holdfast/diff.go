@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -44,7 +45,7 @@ in order. If the list ends early, continue it with --offset OFFSET+SIZE of the l
 
 // blockWriter prints a list of blocks part by part, as lines or as one JSON document.
 type blockWriter struct {
-	to          writer
+	to          io.Writer
 	json, delta bool
 
 	begun         bool

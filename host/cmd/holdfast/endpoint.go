@@ -151,11 +151,9 @@ func newPluginForget(p *program) *cobra.Command {
 No CSI call is sent: what is attached or mounted stays. Holdfast can use the volume afterwards. If
 a client still uses it then, data may be lost. VOLUME is the ID of the volume at the plugin.`,
 		RunE: func(c *cobra.Command, args []string) error {
-			if err := p.client().ForgetEndpointUses(c.Context(), args[0], args[1], confirm); err != nil {
-				return err
-			}
-			_, err := fmt.Fprintf(p.out, "uses of volume %s forgotten\n", clean(args[1]))
-			return err
+			err := p.client().ForgetEndpointUses(c.Context(), args[0], args[1], confirm)
+			return showLine(p, err, map[string]string{"plugin": args[0], "volume": args[1]},
+				"uses of volume %s forgotten", clean(args[1]))
 		},
 	}
 	c.Flags().StringVar(&confirm, "confirm", "", "the ID of the volume again, which accepts that data may be lost")

@@ -4,15 +4,12 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"io"
 	"strconv"
 
 	"github.com/spf13/cobra"
 
 	"holdfast/host"
 )
-
-type writer = io.Writer
 
 func newEvents(p *program) *cobra.Command {
 	follow, after := false, ""

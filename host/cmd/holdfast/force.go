@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -29,9 +28,15 @@ func (f *forceFlags) flags(c *cobra.Command, what string) {
 	waitFlag(c, &f.wait)
 }
 
-func (f *forceFlags) options() (host.Force, error) {
-	if f.confirm != "" && !f.force {
+// options returns the options of the flags. inOrder is the command that does the same without force; if there is one,
+// --force or --dry-run is required.
+func (f *forceFlags) options(inOrder string) (host.Force, error) {
+	switch {
+	case f.confirm != "" && !f.force:
 		return host.Force{}, usageError{errors.New("--confirm needs --force")}
+	case inOrder != "" && !f.force && !f.dryRun:
+		return host.Force{}, usageError{fmt.Errorf("a release needs --force; to release volumes in order, run: %s",
+			inOrder)}
 	}
 	return host.Force{Confirm: f.confirm, DryRun: f.dryRun}, nil
 }
@@ -44,19 +49,14 @@ func newAllocRelease(p *program) *cobra.Command {
 			"Calls that fail, or have no healthy plugin, are skipped. A mount in use is never unmounted. " +
 			"Recently written data may be lost.",
 		RunE: func(c *cobra.Command, args []string) error {
-			o, err := f.options()
-			if err == nil && !f.force && !f.dryRun {
-				err = usageError{errors.New("a release needs --force; to release volumes in order, run: holdfast job " +
-					"stop")}
-			}
+			o, err := f.options("holdfast job stop")
 			if err != nil {
 				return err
 			}
-			steps, err := callUntilSignal(c, p, f.wait, "the release continues; to check: "+
-				display.Command("holdfast alloc status", args[0]),
-				func(ctx context.Context, client *control.Client) ([]host.ReleaseStep, error) {
-					return client.ForceRelease(ctx, args[0], o)
-				})
+			ctx, client, stop := p.interruptible(c, f.wait)
+			defer stop()
+			steps, err := client.ForceRelease(ctx, args[0], o)
+			err = withHint(err, "the release continues; to check: "+display.Command("holdfast alloc status", args[0]))
 			return show(p, err, steps, writeSteps(f.dryRun, "alloc "+args[0]+" released"))
 		},
 	}
@@ -73,16 +73,16 @@ func newVolumeDetach(p *program) *cobra.Command {
 			"The fence command of the agent fences other nodes first. If there is none, or if the plugin is gone, " +
 			"--force and --confirm are needed.",
 		RunE: func(c *cobra.Command, args []string) error {
-			o, err := f.options()
+			o, err := f.options("")
 			if err != nil {
 				return err
 			}
 			name := volumeName(namespace, args[0])
-			steps, err := callUntilSignal(c, p, f.wait, fmt.Sprintf("a detach of volume %s that has begun continues; "+
-				"to check: %s; to begin again, run the command again", name, control.VolumeCommand("status", name)),
-				func(ctx context.Context, client *control.Client) ([]host.ReleaseStep, error) {
-					return client.DetachVolume(ctx, name, node, o)
-				})
+			ctx, client, stop := p.interruptible(c, f.wait)
+			defer stop()
+			steps, err := client.DetachVolume(ctx, name, node, o)
+			err = withHint(err, fmt.Sprintf("a detach of volume %s that has begun continues; to check: %s; to begin "+
+				"again, run the command again", name, control.VolumeCommand("status", name)))
 			return show(p, err, steps, writeSteps(f.dryRun, fmt.Sprintf("volume %s detached", name)))
 		},
 	}

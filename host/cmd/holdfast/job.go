@@ -88,7 +88,7 @@ func newJobInspect(p *program) *cobra.Command {
 			"variables.",
 		RunE: func(c *cobra.Command, args []string) error {
 			src, err := p.client().JobSource(c.Context(), args[0])
-			return show(p, err, src, func(to writer, src control.JobSource) error {
+			return show(p, err, src, func(to io.Writer, src control.JobSource) error {
 				_, err := fmt.Fprint(display.Exact(to), src.Text)
 				return err
 			})
@@ -175,11 +175,7 @@ func newJobStop(p *program) *cobra.Command {
 					return err
 				}
 			}
-			if p.json {
-				return writeJSON(p.out, map[string]string{"id": args[0]})
-			}
-			fmt.Fprintf(p.out, "job %s %s\n", args[0], status)
-			return nil
+			return showLine(p, nil, map[string]string{"id": args[0]}, "job %s %s", args[0], status)
 		},
 	}
 	c.Flags().BoolVar(&o.Purge, "purge", false, "delete the records of the job and its allocs")

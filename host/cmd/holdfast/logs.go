@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"sync"
@@ -114,15 +115,15 @@ func newestTasks(job control.Job) (list []jobTask) {
 }
 
 // outputs returns the destination of each stream of a task.
-func (f *logFlags) outputs(p *program) map[taskdriver.Stream]writer {
+func (f *logFlags) outputs(p *program) map[taskdriver.Stream]io.Writer {
 	out, errs := display.Exact(p.out), display.Exact(p.errs)
 	switch {
 	case f.stdout:
-		return map[taskdriver.Stream]writer{taskdriver.Stdout: out}
+		return map[taskdriver.Stream]io.Writer{taskdriver.Stdout: out}
 	case f.stderr:
-		return map[taskdriver.Stream]writer{taskdriver.Stderr: out}
+		return map[taskdriver.Stream]io.Writer{taskdriver.Stderr: out}
 	}
-	return map[taskdriver.Stream]writer{taskdriver.Stdout: out, taskdriver.Stderr: errs}
+	return map[taskdriver.Stream]io.Writer{taskdriver.Stdout: out, taskdriver.Stderr: errs}
 }
 
 // copyAll copies the logs of tasks, one after the other. With Follow it copies them at the same time.
@@ -147,7 +148,7 @@ func (f *logFlags) copyAll(ctx context.Context, client *control.Client, list []j
 
 // copy copies streams of a task, one after the other. With Follow it copies them at the same time.
 func (f *logFlags) copy(
-	ctx context.Context, client *control.Client, alloc, task string, streams map[taskdriver.Stream]writer,
+	ctx context.Context, client *control.Client, alloc, task string, streams map[taskdriver.Stream]io.Writer,
 ) error {
 	names := slices.Sorted(maps.Keys(streams)) // stderr comes first, because it is usually short
 	return inTurn(names, f.Follow, func(name taskdriver.Stream) error {
@@ -182,7 +183,7 @@ const maxLine = 64 << 10
 
 // lineWriter writes whole lines, each with a prefix.
 type lineWriter struct {
-	to     writer
+	to     io.Writer
 	lock   *sync.Mutex
 	prefix string
 	part   []byte // incomplete last line

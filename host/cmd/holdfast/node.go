@@ -58,14 +58,10 @@ func newNodeDrain(p *program) *cobra.Command {
 			}
 			hint := fmt.Sprintf("the drain of node %s may or may not have changed; to check: %s; to resume, run the "+
 				"command again", args[0], display.Command("holdfast node status", args[0]))
-			n, err := callUntilSignal(c, p, 0, hint,
-				func(ctx context.Context, client *control.Client) (host.NodeStatus, error) {
-					return client.DrainNode(ctx, args[0], off, deadline, reason)
-				})
-			return show(p, err, n, func(to writer, n host.NodeStatus) error {
-				_, err := fmt.Fprintf(to, "node %s is %s\n", n.Name, control.NodeState(n))
-				return err
-			})
+			ctx, client, stop := p.interruptible(c, 0)
+			defer stop()
+			n, err := client.DrainNode(ctx, args[0], off, deadline, reason)
+			return showLine(p, withHint(err, hint), n, "node %s is %s", n.Name, control.NodeState(n))
 		},
 	}
 	c.Flags().BoolVar(&off, "off", false, "end the drain")
@@ -85,15 +81,11 @@ func newNodeOutOfService(p *program) *cobra.Command {
 		RunE: func(c *cobra.Command, args []string) error {
 			hint := fmt.Sprintf("node %s may or may not be out of service; to check: %s; to resume, run the command "+
 				"again", args[0], display.Command("holdfast node status", args[0]))
-			n, err := callUntilSignal(c, p, 0, hint,
-				func(ctx context.Context, client *control.Client) (host.NodeStatus, error) {
-					return client.NodeOutOfService(ctx, args[0], confirm, reason)
-				})
-			return show(p, err, n, func(to writer, n host.NodeStatus) error {
-				_, err := fmt.Fprintf(to, "node %s is %s; to see its claims being released: holdfast claim list\n",
-					n.Name, control.NodeState(n))
-				return err
-			})
+			ctx, client, stop := p.interruptible(c, 0)
+			defer stop()
+			n, err := client.NodeOutOfService(ctx, args[0], confirm, reason)
+			return showLine(p, withHint(err, hint), n, "node %s is %s; to see its claims being released: holdfast claim list",
+				n.Name, control.NodeState(n))
 		},
 	}
 	c.Flags().StringVar(&confirm, "confirm", "", "the ID of the node again, to confirm that it is off")
@@ -113,10 +105,7 @@ stored on the node.
 If the node comes back after all, it unmounts its volumes and is listed again.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			err := p.client().ForgetNode(c.Context(), args[0], reason)
-			return show(p, err, map[string]string{"node": args[0]}, func(to writer, _ map[string]string) error {
-				_, err := fmt.Fprintf(to, "node %s is forgotten\n", clean(args[0]))
-				return err
-			})
+			return showLine(p, err, map[string]string{"node": args[0]}, "node %s is forgotten", clean(args[0]))
 		},
 	}
 	c.Flags().StringVar(&reason, "reason", "", "why, for other operators")

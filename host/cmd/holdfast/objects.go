@@ -25,6 +25,14 @@ func show[T any](p *program, err error, v T, write func(io.Writer, T) error) err
 	return write(p.out, v)
 }
 
+// showLine writes an answer as JSON or as a line of text.
+func showLine[T any](p *program, err error, v T, format string, args ...any) error {
+	return show(p, err, v, func(to io.Writer, _ T) error {
+		_, err := fmt.Fprintf(to, format+"\n", args...)
+		return err
+	})
+}
+
 // statusCommand returns a command that lists objects. With an argument it shows the object with that name.
 func statusCommand[T any](
 	p *program, short string,
@@ -87,16 +95,11 @@ func newDelete[N fmt.Stringer](p *program, kind, verb, short string, name func(n
 			name := name(namespace, args[0])
 			hint := interruptedDelete(verb, fmt.Sprintf("%s %s", noun, name),
 				control.ObjectCommand(kind, "status", registry.Namespace(namespace), args[0]))
-			_, err := callUntilSignal(c, p, wait, hint,
-				func(ctx context.Context, client *control.Client) (struct{}, error) {
-					return struct{}{}, do(client, ctx, name)
-				})
-			return show(p, err, map[string]string{"namespace": namespace, "id": args[0]},
-				func(to writer, _ map[string]string) error {
-					_, err := fmt.Fprintf(to, "%s %s %s\n", noun, name,
-						map[string]string{"delete": "deleted", "deregister": "deregistered"}[verb])
-					return err
-				})
+			ctx, client, stop := p.interruptible(c, wait)
+			defer stop()
+			err := withHint(do(client, ctx, name), hint)
+			return showLine(p, err, map[string]string{"namespace": namespace, "id": args[0]}, "%s %s %s", noun, name,
+				map[string]string{"delete": "deleted", "deregister": "deregistered"}[verb])
 		},
 	}
 	namespaceFlag(c, noun, &namespace)
@@ -114,19 +117,22 @@ func interruptedDelete(verb, what, status string) string {
 		what, status)
 }
 
-// callUntilSignal calls do. A signal ends the call, and the hint then says what continues and how to resume.
-func callUntilSignal[T any](c *cobra.Command, p *program, wait time.Duration, hint string,
-	do func(context.Context, *control.Client) (T, error)) (T, error) {
-	client := p.client()
+// interruptible returns a client, and a context for its calls that ends at a signal. wait is as in control.Client.
+func (p *program) interruptible(c *cobra.Command, wait time.Duration) (
+	ctx context.Context, client *control.Client, stop func()) {
+	client = p.client()
 	client.Wait = wait
-	ctx, stop := untilEndSignal(c.Context())
-	defer stop()
-	v, err := do(ctx, client)
+	ctx, stop = untilEndSignal(c.Context())
+	return ctx, client, stop
+}
+
+// withHint adds to an interruption by a signal what continues, and how to resume.
+func withHint(err error, hint string) error {
 	if by, is := errors.AsType[interrupted](err); is {
 		by.text = "interrupted: " + hint
-		return v, by
+		return by
 	}
-	return v, err
+	return err
 }
 
 func waitFlag(c *cobra.Command, to *time.Duration) {

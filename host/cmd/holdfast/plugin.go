@@ -46,16 +46,14 @@ old instances that are kept: their calls are cut off and sent to the new
 instance, and the mounts that they serve break.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			hint := "the roll continues; see " + display.Command("holdfast plugin status", args[0])
-			plugin, err := callUntilSignal(c, p, 0, hint,
-				func(ctx context.Context, client *control.Client) (control.Plugin, error) {
-					plugin, err := client.RollPlugin(ctx, args[0], o)
-					if err != nil {
-						return plugin, err
-					}
-					return p.awaitRoll(ctx, client, plugin, o.Drain)
-				})
+			ctx, client, stop := p.interruptible(c, 0)
+			defer stop()
+			plugin, err := client.RollPlugin(ctx, args[0], o)
+			if err == nil {
+				plugin, err = p.awaitRoll(ctx, client, plugin, o.Drain)
+			}
 			if err != nil {
-				return err
+				return withHint(err, hint)
 			}
 			if p.json {
 				err = writeJSON(p.out, plugin.Rolls)

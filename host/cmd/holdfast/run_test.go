@@ -70,7 +70,7 @@ func TestFilesThatCannotBeJobs(t *testing.T) {
 	}
 	_, _, ofVariables := (&variables{files: []string{dir}}).read()
 	c, _ := agentCommand(t)
-	_, ofConfig := (placesOf{}).readConfig(c, dir)
+	_, _, ofConfig := readConfig(c, dir)
 	for _, err := range []error{ofVariables, ofConfig} {
 		if err == nil || !strings.HasSuffix(err.Error(), dir+": this is a directory; name a file") {
 			t.Error(err)

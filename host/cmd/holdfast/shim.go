@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"path/filepath"
 	"strings"
 	"time"
@@ -31,7 +32,7 @@ func newShimStatus(p *program) *cobra.Command {
 	}
 }
 
-func writeShim(to writer, s control.Shim) error {
+func writeShim(to io.Writer, s control.Shim) error {
 	list := shimFacts(s.ShimState)
 	if s.Serving {
 		list = append(list, "Version", s.Version, "Process", s.PID, "Generation", s.Generation, "Index", s.Index,
@@ -126,7 +127,7 @@ func newShimHistory(p *program) *cobra.Command {
 			for i, r := range list {
 				views[i] = swapJSONOf(r)
 			}
-			return show(p, err, views, func(to writer, _ []swapJSON) error { return writeSwaps(to, list) })
+			return show(p, err, views, func(to io.Writer, _ []swapJSON) error { return writeSwaps(to, list) })
 		},
 	}
 }
@@ -161,13 +162,13 @@ func (p *program) swap(ctx context.Context, ask control.SwapRequest) error {
 	if err != nil {
 		now.SHA256 = report.To // the swap is done, even if the request above has failed
 	}
-	return show(p, nil, swapJSONOf(report), func(to writer, _ swapJSON) error {
+	return show(p, nil, swapJSONOf(report), func(to io.Writer, _ swapJSON) error {
 		return writeSwapped(to, report, now.ShimState)
 	})
 }
 
 // writeSwapped writes which shim serves now, and the report of the swap.
-func writeSwapped(to writer, s host.SwapReport, now host.ShimState) error {
+func writeSwapped(to io.Writer, s host.SwapReport, now host.ShimState) error {
 	fmt.Fprintf(to, "now serving %s", short(now.SHA256))
 	if s.From == s.To {
 		fmt.Fprint(to, ", the same binary as before")
@@ -190,7 +191,7 @@ func stepsText(steps []host.SwapStepTime) string {
 	return strings.Join(list, ", ")
 }
 
-func writeSwaps(to writer, list []host.SwapReport) error {
+func writeSwaps(to io.Writer, list []host.SwapReport) error {
 	t := newTable("BEGAN", "BY", "FROM", "TO", "GENERATION", "OUTCOME", "HELD", "FOR", "FAILED AT", "REASON", "STEPS")
 	for _, s := range list {
 		t.add(age(s.Began), s.By, short(s.From), short(s.To), number(int64(s.Generation)), s.Outcome, number(s.Held),

@@ -74,11 +74,10 @@ func newSnapshotCreate(
 			}
 			hint := fmt.Sprintf("the plugin may still take the %s; to check: %s; to resume, run the command again",
 				kind.Noun(), kind.CommandLine("status", spec.SnapshotName()))
-			snap, err := callUntilSignal(c, p, wait, hint,
-				func(ctx context.Context, client *control.Client) (host.Snapshot, error) {
-					return client.Snapshots(kind).Create(ctx, spec)
-				})
-			return show(p, err, snap, writeTaken)
+			ctx, client, stop := p.interruptible(c, wait)
+			defer stop()
+			snap, err := client.Snapshots(kind).Create(ctx, spec)
+			return show(p, withHint(err, hint), snap, writeTaken)
 		},
 	}
 	namespaceFlag(c, kind.Noun()+" and its volumes", &namespace)
@@ -92,7 +91,7 @@ func newSnapshotCreate(
 }
 
 // writeTaken reports a snapshot or group snapshot that was created.
-func writeTaken(to writer, s host.Snapshot) error {
+func writeTaken(to io.Writer, s host.Snapshot) error {
 	if !s.IsGroup() {
 		_, err := fmt.Fprintf(to, "snapshot %s of volume %s created by plugin %s (external ID %s)\n",
 			s.SnapshotName(), s.Volume, s.Plugin, s.External)

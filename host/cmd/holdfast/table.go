@@ -11,13 +11,9 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/hashicorp/go-hclog"
-
 	"holdfast/host/agent/control"
 	"holdfast/internal/display"
 )
-
-type logger = hclog.Logger
 
 func writeJSON(to io.Writer, v any) error {
 	e := json.NewEncoder(to)

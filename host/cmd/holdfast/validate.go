@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/hashicorp/go-hclog"
 	"github.com/spf13/cobra"
 
 	"holdfast/hooks"
@@ -51,7 +52,7 @@ func newValidate(p *program) *cobra.Command {
 }
 
 // validate starts a shim with an empty state and parses the files.
-func validate(ctx context.Context, a *agentFlags, files []file, log logger) (out []verdict, err error) {
+func validate(ctx context.Context, a *agentFlags, files []file, log hclog.Logger) (out []verdict, err error) {
 	binary, err := findShim(a.shim)
 	if err != nil {
 		return nil, err

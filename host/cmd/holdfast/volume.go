@@ -49,12 +49,11 @@ func newVolumeCreate(p *program, verb, short string, do createVolumeFunc) *cobra
 				owner := map[string]string{"create": "plugin", "register": "agent"}[verb]
 				hint := fmt.Sprintf("the %s may still %s the volume; to resume, run with the same flags: %s; "+
 					"to remove it from the records: holdfast volume deregister ID", owner, verb, again)
-				vol, err := callUntilSignal(c, p, wait, hint,
-					func(ctx context.Context, client *control.Client) (control.Volume, error) {
-						client.OnNode = node
-						return do(client, ctx, src)
-					})
-				return show(p, err, vol,
+				ctx, client, stop := p.interruptible(c, wait)
+				defer stop()
+				client.OnNode = node
+				vol, err := do(client, ctx, src)
+				return show(p, withHint(err, hint), vol,
 					writeCreated(map[string]string{"create": "created by", "register": "registered with"}[verb]))
 			})
 		},
@@ -277,11 +276,10 @@ func newVolumeExpand(p *program) *cobra.Command {
 			if limit != "" {
 				flags += " --limit " + display.Quote(limit)
 			}
-			v, err := callUntilSignal(c, p, wait, mayContinue("expansion", name, flags),
-				func(ctx context.Context, client *control.Client) (control.Volume, error) {
-					return client.ExpandVolume(ctx, name, want)
-				})
-			return show(p, err, v, writeExpanded)
+			ctx, client, stop := p.interruptible(c, wait)
+			defer stop()
+			v, err := client.ExpandVolume(ctx, name, want)
+			return show(p, withHint(err, mayContinue("expansion", name, flags)), v, writeExpanded)
 		},
 	}
 	namespaceFlag(c, "volume", &namespace)
@@ -314,7 +312,7 @@ func rangeOf(size, limit string) (want host.CapacityRange, err error) {
 	return want, err
 }
 
-func writeExpanded(to writer, v control.Volume) error {
+func writeExpanded(to io.Writer, v control.Volume) error {
 	bytes := v.Capacity
 	if v.Expansion.Pending() {
 		bytes = max(bytes, v.Expansion.Node.Required)

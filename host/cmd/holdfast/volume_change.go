@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -38,11 +37,11 @@ func newVolumeModify(p *program) *cobra.Command {
 			for _, one := range list {
 				flags += " --parameter " + display.Quote(one)
 			}
-			v, err := callUntilSignal(c, p, wait, mayContinue("modification", name, flags),
-				func(ctx context.Context, client *control.Client) (control.Volume, error) {
-					return client.ModifyVolume(ctx, name, parameters)
-				})
-			return show(p, err, v, writeModified)
+			ctx, client, stop := p.interruptible(c, wait)
+			defer stop()
+			v, err := client.ModifyVolume(ctx, name, parameters)
+			return showLine(p, withHint(err, mayContinue("modification", name, flags)), v, "volume %s: %s", v.VolumeName(),
+				parameterList(v.Mutable))
 		},
 	}
 	namespaceFlag(c, "volume", &namespace)
@@ -50,11 +49,6 @@ func newVolumeModify(p *program) *cobra.Command {
 	c.Flags().StringArrayVar(&list, "parameter", nil,
 		"mutable parameter of the plugin, as key=value; may be repeated; others stay as they are")
 	return c
-}
-
-func writeModified(to writer, v control.Volume) error {
-	_, err := fmt.Fprintf(to, "volume %s: %s\n", v.VolumeName(), parameterList(v.Mutable))
-	return err
 }
 
 // parameterList formats parameters in one line, sorted by name.
@@ -83,10 +77,10 @@ func newVolumeUpdate(p *program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			done, err := callUntilSignal(c, p, wait, "the update may continue; to resume, run the command again",
-				func(ctx context.Context, client *control.Client) (host.VolumeUpdate, error) {
-					return client.UpdateVolume(ctx, src, dryRun)
-				})
+			ctx, client, stop := p.interruptible(c, wait)
+			defer stop()
+			done, err := client.UpdateVolume(ctx, src, dryRun)
+			err = withHint(err, "the update may continue; to resume, run the command again")
 			return show(p, err, done, writeUpdate(dryRun))
 		},
 	}
@@ -132,11 +126,10 @@ func newVolumeAdopt(p *program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			vol, err := callUntilSignal(c, p, wait,
-				"the volume may still be registered; to resume, run the command again",
-				func(ctx context.Context, client *control.Client) (control.Volume, error) {
-					return client.AdoptVolume(ctx, src)
-				})
+			ctx, client, stop := p.interruptible(c, wait)
+			defer stop()
+			vol, err := client.AdoptVolume(ctx, src)
+			err = withHint(err, "the volume may still be registered; to resume, run the command again")
 			return show(p, err, vol, writeCreated("registered with"))
 		},
 	}
