@@ -27,7 +27,7 @@ func Activated(path string, log hclog.Logger) (net.Listener, error) {
 	case l == nil:
 		return Listen(path, log)
 	}
-	return newPeers(l, log), nil
+	return newPeerListener(l, log), nil
 }
 
 // activated finds the listener of path among the descriptors. It makes children not inherit any of them.

@@ -32,13 +32,13 @@ func (s *Server) streamBlocks(w http.ResponseWriter, r *http.Request) {
 	if text := r.URL.Query().Get("offset"); text != "" {
 		var err error
 		if q.Offset, err = strconv.ParseInt(text, 10, 64); err != nil {
-			refuse(w, registry.Invalid("offset: %q is not a number of bytes", text))
+			writeError(w, registry.Invalid("offset: %q is not a number of bytes", text))
 			return
 		}
 	}
 	wait, err := timeLimit(r)
 	if err != nil {
-		refuse(w, err)
+		writeError(w, err)
 		return
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())
@@ -58,7 +58,7 @@ func (s *Server) streamBlocks(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case err == nil || r.Context().Err() != nil:
 	case !out.started:
-		refuse(w, err)
+		writeError(w, err)
 	default:
 		body, _ := errorBodyOf(fmt.Errorf("the list of blocks ended early: %w", err))
 		_ = lines.Encode(blocksLine{Error: &body})

@@ -25,7 +25,7 @@ func (s *Server) serveCSI(w http.ResponseWriter, r *http.Request) {
 		err = registry.Invalid("the request lacks the header \"Upgrade: %s\"; use holdfast csi-endpoint", upgradeCSI)
 	}
 	if err != nil {
-		refuse(w, err)
+		writeError(w, err)
 		return
 	}
 	s.endpoints.Add(1)
@@ -44,7 +44,7 @@ func (s *Server) serveCSI(w http.ResponseWriter, r *http.Request) {
 func switchTo(protocol string, w http.ResponseWriter) (net.Conn, error) {
 	conn, buffered, err := http.NewResponseController(w).Hijack()
 	if err != nil {
-		refuse(w, err)
+		writeError(w, err)
 		return nil, err
 	}
 	_, err = fmt.Fprintf(conn,

@@ -53,7 +53,7 @@ func (s *Server) serveExec(w http.ResponseWriter, r *http.Request) {
 		err = registry.Invalid("the request lacks the header \"Upgrade: %s\"; use holdfast alloc exec", upgradeExec)
 	}
 	if err != nil {
-		refuse(w, err)
+		writeError(w, err)
 		return
 	}
 	s.endpoints.Add(1)

@@ -31,19 +31,20 @@ func (s *Server) explainer() *explainer {
 	return e
 }
 
-// waits explains waits. Waits for a call come first, then the order is that of their start. A failed lookup only leaves
-// out details.
-func (e *explainer) waits(ctx context.Context, list []registry.Wait) (out []Notice) {
+// explainWaits explains waits. Waits for a call come first, then the order is that of their start. A failed lookup only
+// leaves out details.
+func (e *explainer) explainWaits(ctx context.Context, list []registry.Wait) (out []Notice) {
 	order := []registry.Step{registry.StepPlugin, registry.StepTurn, registry.StepClaim}
 	for _, w := range slices.SortedStableFunc(slices.Values(list), func(x, y registry.Wait) int {
 		return cmp.Or(cmp.Compare(slices.Index(order, x.Step), slices.Index(order, y.Step)), x.Since.Compare(y.Since))
 	}) {
-		out = append(out, e.waiting(e.lookUp(ctx, w)))
+		out = append(out, e.explainWait(e.waitOf(ctx, w)))
 	}
 	return out
 }
 
-func (e *explainer) lookUp(ctx context.Context, w registry.Wait) wait {
+// waitOf looks up the facts that explain a wait.
+func (e *explainer) waitOf(ctx context.Context, w registry.Wait) wait {
 	out := wait{Wait: w}
 	if rec := e.allocs[w.Alloc]; rec != nil {
 		out.job, out.leaving = rec.Job, rec.State != agent.AllocPending && rec.State != agent.AllocRunning
@@ -199,8 +200,8 @@ func (s *Server) adviseLost(ctx context.Context, findings []host.Finding) []host
 	return findings
 }
 
-// trouble explains a mount that does not work. It returns nothing if the mount works.
-func (e *explainer) trouble(h registry.Holder) []Notice {
+// mountNotices explains a mount that does not work. It returns nothing if the mount works.
+func (e *explainer) mountNotices(h registry.Holder) []Notice {
 	if h.Trouble == "" {
 		return nil
 	}
@@ -239,7 +240,7 @@ func (e *explainer) volumeView(v host.VolumeStatus) Volume {
 		healthNotices(v.VolumeName(), v.Plugin, v.Health), creationNotices(v),
 		deletionNotices(v))
 	for _, h := range v.Holders {
-		out.Notices = append(out.Notices, e.trouble(h)...)
+		out.Notices = append(out.Notices, e.mountNotices(h)...)
 	}
 	return out
 }
@@ -252,7 +253,7 @@ func (e *explainer) useView(alloc host.AllocID, u registry.AllocVolume) (AllocVo
 		Published: u.Publish, Target: u.Target.Host, Intent: u.Intent,
 	}
 	claim := registry.Claim{Name: u.Name, Volume: u.Volume, Alloc: alloc, Request: u.Request}
-	trouble := e.trouble(registry.Holder{Claim: claim, Trouble: u.Trouble, Troubled: u.Troubled})
+	trouble := e.mountNotices(registry.Holder{Claim: claim, Trouble: u.Trouble, Troubled: u.Troubled})
 	return use, slices.Concat(trouble, expansionNotices(u.Name, u.Expansion),
 		healthNotices(u.Name, u.Volume.Plugin, u.Health))
 }

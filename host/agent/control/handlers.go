@@ -157,7 +157,7 @@ func (s *Server) getAlloc(r *http.Request) (any, error) {
 			out.Notices = s.clusterNotices(r.Context())
 		}
 		out.setReason(text)
-		out.Waiting, out.Notices = st.Waiting, append(out.Notices, e.waits(r.Context(), st.Waiting)...)
+		out.Waiting, out.Notices = st.Waiting, append(out.Notices, e.explainWaits(r.Context(), st.Waiting)...)
 		for _, u := range st.Volumes {
 			use, notices := e.useView(rec.ID, u)
 			out.Volumes, out.Notices = append(out.Volumes, use), append(out.Notices, notices...)
@@ -202,7 +202,7 @@ func (s *Server) getVolume(r *http.Request) (any, error) {
 		}
 	}
 	out.Notices = slices.Concat(s.clusterNotices(r.Context()), s.lostNotices(r.Context(), name),
-		e.waits(r.Context(), v.Waiting), out.Notices)
+		e.explainWaits(r.Context(), v.Waiting), out.Notices)
 	return out, nil
 }
 

@@ -151,7 +151,7 @@ func (s *Server) explainClaims(r *http.Request) (any, error) {
 		}
 	}
 	out.Notices = append(out.Notices, unusedAttachments(*v)...)
-	out.Notices = append(out.Notices, e.waits(ctx, v.Waiting)...)
+	out.Notices = append(out.Notices, e.explainWaits(ctx, v.Waiting)...)
 	return out, nil
 }
 
@@ -237,8 +237,8 @@ func lostHolder(node host.NodeStatus, v host.VolumeStatus, claims []host.Claim) 
 	n.fact("By", node.Declaration())
 	n.Next = "Holdfast detaches the volume from the node, and then releases its claims."
 	if v.Node == node.Name {
-		n.Next = "Holdfast releases the claims. The node detaches the volume when it is back. If it never comes back: " +
-			VolumeCommand("deregister", v.VolumeName())
+		n.Next = "Holdfast releases the claims. The node detaches the volume when it is back. If it never comes " +
+			"back: " + VolumeCommand("deregister", v.VolumeName())
 	}
 	switch {
 	case node.Alive:

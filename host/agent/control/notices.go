@@ -87,8 +87,8 @@ func mountTrouble(h registry.Holder, job, file string) Notice {
 	return n
 }
 
-// reported returns a notice about a report of the plugin.
-func reported(kind NoticeKind, text string, at time.Time) Notice {
+// reportNotice returns a notice about a report of the plugin.
+func reportNotice(kind NoticeKind, text string, at time.Time) Notice {
 	n := Notice{Kind: kind}
 	n.fact("Reported", text)
 	n.fact("Since", since(at))
@@ -107,7 +107,7 @@ func expansionNotices(name registry.VolumeName, e registry.Expansion) []Notice {
 	case e.Refused != "":
 		found = fmt.Sprintf("%s: %s", registry.NodeExpandRPC, e.Refused)
 	}
-	n := reported(NoticePending, found, e.Since)
+	n := reportNotice(NoticePending, found, e.Since)
 	expand := func(bytes int64) string { return VolumeCommand(fmt.Sprintf("expand --size %d", bytes), name) }
 	switch {
 	case e.Open():
@@ -142,7 +142,7 @@ func creationNotices(v host.VolumeStatus) []Notice {
 	if f.Code == "OK" {
 		found = fmt.Sprintf("%s: %s", f.RPC, f.Detail)
 	}
-	n := reported(NoticeUncertain, found, f.Since)
+	n := reportNotice(NoticeUncertain, found, f.Since)
 	n.Summary = fmt.Sprintf("volume %s may or may not have been created, and cannot be used", name)
 	n.Meaning = "The plugin may have created the volume, but its answer was unusable."
 	n.Next = "Holdfast does not retry the creation."
@@ -178,7 +178,7 @@ func healthNotices(name registry.VolumeName, plugin registry.PluginID, h registr
 		if !c.Abnormal {
 			continue
 		}
-		n := reported(NoticeUnhealthy, c.Text(), c.Since)
+		n := reportNotice(NoticeUnhealthy, c.Text(), c.Since)
 		n.Summary = fmt.Sprintf("plugin %s (%s) reports volume %s as unhealthy", plugin, role, name)
 		n.Meaning = "Users of the volume may get errors or may have lost data. Holdfast changes nothing."
 		n.Next = "An event reports when the volume is healthy again."

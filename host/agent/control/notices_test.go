@@ -167,7 +167,7 @@ func noticeCases() map[string][]Notice {
 	}
 	out := map[string][]Notice{}
 	for name, w := range waits {
-		out[name] = []Notice{(&explainer{}).waiting(w)}
+		out[name] = []Notice{(&explainer{}).explainWait(w)}
 	}
 	claim := registry.Claim{Name: disk, Volume: registry.VolumeKey{Plugin: "p"}, Alloc: mine, Request: "data"}
 	out["a dead mount"] = []Notice{mountTrouble(
@@ -254,7 +254,7 @@ func TestNoticesReadAsHelp(t *testing.T) {
 func TestUncertainVolumeSaysWhyAndWhatToDo(t *testing.T) {
 	for state, f := range map[registry.VolumeState]registry.Failure{
 		registry.VolumeUncertain: {RPC: registry.CreateVolumeRPC, Code: "INTERNAL", Detail: "no"},
-		registry.VolumeDeleting:  {RPC: registry.DeleteVolumeRPC, Code: "FAILED_PRECONDITION", Detail: "it has snapshots"},
+		registry.VolumeDeleting:  {RPC: registry.DeleteVolumeRPC, Code: "FAILED_PRECONDITION", Detail: "snapshots"},
 		registry.VolumeReady:     {},
 	} {
 		v := host.VolumeStatus{Volume: registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "ns", ID: "v"},

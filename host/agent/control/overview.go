@@ -73,7 +73,7 @@ func (s *Server) explainedVolumes(ctx context.Context, from agent.Lister, plugin
 	var out []Volume
 	for _, v := range list {
 		view := e.volumeView(v)
-		view.Notices = append(e.waits(ctx, v.Waiting), view.Notices...)
+		view.Notices = append(e.explainWaits(ctx, v.Waiting), view.Notices...)
 		out = append(out, view)
 	}
 	return out, nil

@@ -337,7 +337,8 @@ func withDetail(cause registry.Cause, detail string) string {
 	return fmt.Sprintf("%s: %s", cause, detail)
 }
 
-// servingTask returns the task that serves the plugin in a role, or that has last served it. It is empty if there is none.
+// servingTask returns the task that serves the plugin in a role, or that has last served it. It is empty if there is
+// none.
 func (p *Plugin) servingTask(role registry.Role) (alloc host.AllocID, task host.TaskName) {
 	// A record from an older version may have no type. Such a plugin may have the role.
 	serves := func(t hooks.PluginType) bool { return t == "" || slices.Contains(t.Roles(), role) }

@@ -207,7 +207,7 @@ func (s *Server) handler() http.Handler {
 		"GET /v1/group-snapshot/{id}":    groups.get,
 		"DELETE /v1/group-snapshot/{id}": groups.delete,
 	} {
-		mux.HandleFunc(pattern, s.answered(answer))
+		mux.HandleFunc(pattern, s.jsonHandler(answer))
 	}
 	if s.Metrics != nil {
 		mux.Handle("GET /v1/metrics", s.Metrics)
@@ -220,14 +220,14 @@ func (s *Server) handler() http.Handler {
 	return mux
 }
 
-// answered returns a handler that encodes the answer to a request.
-func (s *Server) answered(answer func(*http.Request) (any, error)) http.HandlerFunc {
+// jsonHandler returns a handler that writes the answer to a request as JSON.
+func (s *Server) jsonHandler(answer handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		r, end := s.begin(r)
 		defer end()
 		v, err := answer(r)
 		if err != nil {
-			refuse(w, err)
+			writeError(w, err)
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
@@ -247,11 +247,14 @@ func (s *Server) traced(h http.Handler) http.Handler {
 
 // statuses maps kinds of errors to HTTP statuses; all others are internal errors.
 var statuses = map[error]int{
-	registry.ErrInvalid: http.StatusBadRequest, registry.ErrNotFound: http.StatusNotFound,
-	registry.ErrConflict: http.StatusConflict,
-	registry.ErrExists:   http.StatusConflict, registry.ErrUnavailable: http.StatusServiceUnavailable,
+	registry.ErrInvalid:     http.StatusBadRequest,
 	registry.ErrDenied:      http.StatusForbidden,
-	registry.ErrUnsupported: http.StatusUnprocessableEntity, registry.ErrExhausted: http.StatusInsufficientStorage,
+	registry.ErrNotFound:    http.StatusNotFound,
+	registry.ErrConflict:    http.StatusConflict,
+	registry.ErrExists:      http.StatusConflict,
+	registry.ErrUnsupported: http.StatusUnprocessableEntity,
+	registry.ErrUnavailable: http.StatusServiceUnavailable,
+	registry.ErrExhausted:   http.StatusInsufficientStorage,
 }
 
 // errorBodyOf returns the answer for an error, with its HTTP status.
@@ -266,7 +269,7 @@ func errorBodyOf(err error) (body errorBody, status int) {
 	return body, status
 }
 
-func refuse(w http.ResponseWriter, err error) {
+func writeError(w http.ResponseWriter, err error) {
 	body, status := errorBodyOf(err)
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
@@ -310,12 +313,12 @@ func (f *flushWriter) Write(p []byte) (int, error) {
 func (s *Server) streamLogs(w http.ResponseWriter, r *http.Request) {
 	rec, err := s.agent.Find(r.PathValue("id"))
 	if err != nil {
-		refuse(w, err)
+		writeError(w, err)
 		return
 	}
 	tail, err := strconv.Atoi(cmp.Or(r.URL.Query().Get("tail"), "0"))
 	if err != nil || tail < 0 {
-		refuse(w, registry.Invalid("tail: %q is not a number of lines", r.URL.Query().Get("tail")))
+		writeError(w, registry.Invalid("tail: %q is not a number of lines", r.URL.Query().Get("tail")))
 		return
 	}
 	stream, task := taskdriver.Stream(r.URL.Query().Get("stream")), host.TaskName(r.PathValue("task"))
@@ -326,7 +329,7 @@ func (s *Server) streamLogs(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case err == nil || r.Context().Err() != nil:
 	case !out.started:
-		refuse(w, err)
+		writeError(w, err)
 	default:
 		s.log.Warn("logs ended early", "alloc", rec.ID, "task", task, "error", err)
 		panic(http.ErrAbortHandler)
@@ -338,7 +341,7 @@ func isTrue(r *http.Request, name string) bool { return r.URL.Query().Get(name) 
 func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request) {
 	after, err := strconv.ParseUint(cmp.Or(r.URL.Query().Get("after"), "0"), 10, 64)
 	if err != nil {
-		refuse(w, registry.Invalid("after: %q is not the number of an event", r.URL.Query().Get("after")))
+		writeError(w, registry.Invalid("after: %q is not the number of an event", r.URL.Query().Get("after")))
 		return
 	}
 	w.Header().Set("Content-Type", "application/x-ndjson")

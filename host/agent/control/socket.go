@@ -121,12 +121,12 @@ func Listen(path string, log hclog.Logger) (net.Listener, error) {
 		return nil, err
 	}
 	s.watching.Go(s.watch)
-	return newPeers(s, log), nil
+	return newPeerListener(s, log), nil
 }
 
-func newPeers(l net.Listener, log hclog.Logger) *peers {
+func newPeerListener(l net.Listener, log hclog.Logger) *peerListener {
 	allowed := func(uid uint32) bool { return uid == 0 || uid == uint32(os.Geteuid()) }
-	return &peers{Listener: l, log: log, allowed: allowed}
+	return &peerListener{Listener: l, log: log, allowed: allowed}
 }
 
 // listen creates the socket once.
@@ -148,14 +148,14 @@ func listen(path string) (*net.UnixListener, error) {
 	return l.(*net.UnixListener), nil
 }
 
-// peers accepts only connections of users that may control the agent.
-type peers struct {
+// peerListener accepts only connections of users that may control the agent.
+type peerListener struct {
 	net.Listener
 	log     hclog.Logger
 	allowed func(uid uint32) bool
 }
 
-func (p *peers) Accept() (net.Conn, error) {
+func (p *peerListener) Accept() (net.Conn, error) {
 	for {
 		conn, err := p.Listener.Accept()
 		if err != nil {

@@ -71,7 +71,7 @@ func modificationNotices(v host.VolumeStatus) []Notice {
 	if !m.Open() || v.Intent != nil && v.Intent.RPC == registry.ControllerModifyRPC {
 		return nil
 	}
-	n := reported(NoticePending, fmt.Sprintf("%s: %s: %s", registry.ControllerModifyRPC, m.Code, m.Detail), m.Since)
+	n := reportNotice(NoticePending, fmt.Sprintf("%s: %s: %s", registry.ControllerModifyRPC, m.Code, m.Detail), m.Since)
 	n.Summary = fmt.Sprintf("mutable parameters of volume %s may or may not have changed", name)
 	n.Meaning = "The plugin failed without reporting whether it set the parameters."
 	n.Next = "Holdfast sends them again with the next modification, unless that has other values for them."

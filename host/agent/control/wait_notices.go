@@ -44,8 +44,8 @@ func (w wait) role() registry.Role {
 	return registry.RoleController
 }
 
-// waiting explains a wait.
-func (e *explainer) waiting(w wait) Notice {
+// explainWait explains a wait.
+func (e *explainer) explainWait(w wait) Notice {
 	n := Notice{Kind: NoticeWaiting}
 	n.fact("Alloc", e.allocName(w.Alloc))
 	n.fact("Step", describeStep(w.Wait))

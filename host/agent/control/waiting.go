@@ -110,7 +110,7 @@ func (s *Server) awaitJob(r *http.Request) (any, error) {
 		if job, failed = s.job(id); failed != nil {
 			return true
 		}
-		return settled(job) && len(s.unhealthy(ctx, job)) == 0
+		return settled(job) && len(s.describeUnhealthy(ctx, job)) == 0
 	})
 	if err != nil {
 		return nil, err
@@ -146,21 +146,21 @@ func unsettled(j Job, a Alloc) bool {
 	case a.Replaced:
 		return a.Ended.IsZero() && !kept
 	case a.State == agent.AllocRunning:
-		return slices.ContainsFunc(a.Tasks, Task.unsettled)
+		return slices.ContainsFunc(a.Tasks, Task.notStarted)
 	}
 	return a.State != agent.AllocComplete && a.State != agent.AllocFailed
 }
 
-// unsettled reports whether the task has never run yet, or has failed and thereby ends its alloc. For example, its
+// notStarted reports whether the task has never run yet, or has failed and thereby ends its alloc. For example, its
 // image is still being pulled, or its engine does not answer.
-func (t Task) unsettled() bool {
+func (t Task) notStarted() bool {
 	return t.State == agent.TaskPending || t.State == agent.TaskStarting || t.Failed ||
 		t.State == agent.TaskWaiting && t.Restarts == 0
 }
 
-// unhealthy lists the plugins of a job's running allocs that are not healthy, with the reasons. It includes plugins
-// about which the shim does not answer.
-func (s *Server) unhealthy(ctx context.Context, j Job) (texts []string) {
+// describeUnhealthy lists the plugins of a job's running allocs that are not healthy, with the reasons. It includes
+// plugins about which the shim does not answer.
+func (s *Server) describeUnhealthy(ctx context.Context, j Job) (texts []string) {
 	for _, a := range j.Allocs {
 		for _, t := range a.Tasks {
 			if t.Plugin == "" || a.Replaced || a.State != agent.AllocRunning {
@@ -214,7 +214,7 @@ func (s *Server) describeJob(ctx context.Context, id string) string {
 			texts = append(texts, a.describe())
 		}
 	}
-	return listed("job "+id, append(texts, s.unhealthy(ctx, job)...))
+	return joinTexts("job "+id, append(texts, s.describeUnhealthy(ctx, job)...))
 }
 
 // describe returns one line about the state of an alloc.
@@ -224,15 +224,15 @@ func (a Alloc) describe() string {
 		text += ": " + a.Reason
 	}
 	for _, t := range a.Tasks {
-		if t.unsettled() && t.Reason != "" {
+		if t.notStarted() && t.Reason != "" {
 			text += fmt.Sprintf(": task %s: %s", t.Name, t.Reason)
 		}
 	}
 	return text
 }
 
-// listed joins at most three texts about a subject.
-func listed(subject string, texts []string) string {
+// joinTexts joins at most three texts about a subject.
+func joinTexts(subject string, texts []string) string {
 	const most = 3
 	if more := len(texts) - most; more > 0 {
 		texts = append(texts[:most:most], fmt.Sprintf("and %d more", more))
@@ -256,7 +256,7 @@ func (s *Server) awaitStopped(r *http.Request) (any, error) {
 		for _, a := range open {
 			texts = append(texts, a.describe())
 		}
-		return listed("job "+id, texts)
+		return joinTexts("job "+id, texts)
 	})
 	return struct{}{}, s.agent.Await(ctx,
 		func(all []*agent.AllocRecord) bool { return !slices.ContainsFunc(all, ours) })
@@ -297,7 +297,7 @@ func (s *Server) describeRolls(ctx context.Context, id host.PluginID) string {
 			texts = append(texts, r.String())
 		}
 	}
-	return listed("plugin "+string(id), texts)
+	return joinTexts("plugin "+string(id), texts)
 }
 
 // AwaitRoll returns a plugin once its rolls have changed, or no roll is in progress.

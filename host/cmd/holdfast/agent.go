@@ -39,7 +39,7 @@ With Type=notify, the agent tells systemd when it listens.`,
 			signals, stop := endSignals()
 			defer stop()
 			systemd := newNotifier()
-			var places placesOf
+			var places flagPlaces
 			var err error
 			if config != "" {
 				e.cluster, places, err = readConfig(c, config)
@@ -50,7 +50,7 @@ With Type=notify, the agent tells systemd when it listens.`,
 			if e.recover, err = agent.ParseRecovery(recovery); err != nil {
 				return usageError{fmt.Errorf("--recover %w", err)}
 			}
-			ctx, done := untilSignal(c.Context(), signals)
+			ctx, done := cancelOnSignal(c.Context(), signals)
 			defer done()
 			state := p.stateDir()
 			e.traces = p.traces.Provider()

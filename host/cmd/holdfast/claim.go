@@ -99,7 +99,8 @@ func newClaimRelease(p *program) *cobra.Command {
 			ctx, client, stop := p.interruptible(c, f.wait)
 			defer stop()
 			steps, err := client.ReleaseClaim(ctx, name, args[1], o)
-			err = withHint(err, "the release may continue; to check: "+display.Command("holdfast claim explain", args[0]))
+			err = withHint(err,
+				"the release may continue; to check: "+display.Command("holdfast claim explain", args[0]))
 			return show(p, err, steps,
 				writeSteps(f.dryRun, fmt.Sprintf("claim of alloc %s on volume %s released", args[1], name)))
 		},

@@ -32,11 +32,11 @@ func configKeys(c *cobra.Command) map[string]*pflag.Flag {
 	return keys
 }
 
-// placesOf maps flags to the keys of a configuration file that set them, with their places in the file.
-type placesOf map[string]string
+// flagPlaces maps flags to the keys of a configuration file that set them, with their places in the file.
+type flagPlaces map[string]string
 
 // locate adds the key that has set a flag to an error about the flag's value.
-func (p placesOf) locate(err error) error {
+func (p flagPlaces) locate(err error) error {
 	if usage, is := errors.AsType[usageError](err); is {
 		if bad, is := usage.error.(*flagError); is {
 			bad.key = p[bad.flag]
@@ -47,7 +47,7 @@ func (p placesOf) locate(err error) error {
 
 // readConfig sets flags to the values in the configuration file. Flags of the command line and variables of the
 // environment have precedence. It returns the text of the cluster block, and the places of the values.
-func readConfig(c *cobra.Command, path string) (cluster string, places placesOf, err error) {
+func readConfig(c *cobra.Command, path string) (cluster string, places flagPlaces, err error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return "", nil, fmt.Errorf("configuration file: %w", readError(path, err))
@@ -79,10 +79,10 @@ func readConfig(c *cobra.Command, path string) (cluster string, places placesOf,
 }
 
 // setFlags sets flags to the attributes of a configuration file.
-func setFlags(c *cobra.Command, attributes hcl.Attributes) (placesOf, error) {
-	keys, places := configKeys(c), placesOf{}
+func setFlags(c *cobra.Command, attributes hcl.Attributes) (flagPlaces, error) {
+	keys, places := configKeys(c), flagPlaces{}
 	for name, a := range attributes {
-		flag := keys[name]
+		flag, at := keys[name], a.Expr.Range()
 		if flag == nil {
 			return places, usageError{fmt.Errorf("%s: unknown key %q%s", a.NameRange, name, suggestKey(name, keys))}
 		}
@@ -92,15 +92,15 @@ func setFlags(c *cobra.Command, attributes hcl.Attributes) (placesOf, error) {
 		}
 		text, err := convert.Convert(value, cty.String)
 		if err != nil || text.IsNull() {
-			return places, usageError{fmt.Errorf("%s: %s has to be a string, a number or a boolean", a.Expr.Range(), name)}
+			return places, usageError{fmt.Errorf("%s: %s has to be a string, a number or a boolean", at, name)}
 		}
 		if flag.Changed || flag.Name == "state-dir" && flag.DefValue != "" { // HOLDFAST_STATE_DIR
 			continue
 		}
-		if flag.Value.Set(text.AsString()) != nil {
-			return places, usageError{fmt.Errorf("%s: %s = %q: use %s", a.Expr.Range(), name, text.AsString(), formOf(flag))}
+		if err := flag.Value.Set(text.AsString()); err != nil {
+			return places, usageError{fmt.Errorf("%s: %s = %q: use %s", at, name, text.AsString(), valueForm(flag))}
 		}
-		places[flag.Name] = fmt.Sprintf("%s: %s", a.Expr.Range(), name)
+		places[flag.Name] = fmt.Sprintf("%s: %s", at, name)
 	}
 	return places, nil
 }

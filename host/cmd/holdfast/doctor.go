@@ -47,7 +47,7 @@ Exit codes:
 
 Parts that the configuration excludes (list_volumes = false) are "skipped", which
 does not make the inspection incomplete.`,
-		RunE: untilInterrupted(func(_ *cobra.Command, ctx context.Context) error {
+		RunE: repeatable(func(_ *cobra.Command, ctx context.Context) error {
 			d, err := openDoctor(ctx, p, shim)
 			if err != nil {
 				return inspectError{err}
@@ -97,7 +97,7 @@ func openDoctor(ctx context.Context, p *program, shim string) (doctor, error) {
 // socketDir returns the existing directory of sockets. It does not create it.
 func (p *program) socketDir(state string) string {
 	if p.run != "" {
-		return resolved(p.run)
+		return realPath(p.run)
 	}
 	for _, dir := range runDirs(state) {
 		if _, err := os.Lstat(dir); err == nil {
@@ -216,8 +216,8 @@ func writeDiagnosis(to io.Writer, from string, d host.Diagnosis) {
 		return
 	}
 	for _, f := range d.Findings {
-		fmt.Fprintf(to, "\n%s\n", clean(strings.TrimSpace(string(f.Kind)+"  "+where(f))))
-		for _, line := range [][2]string{{"found", f.Detail}, {"volume", volumeOf(f)}, {"alloc", allocOf(f)},
+		fmt.Fprintf(to, "\n%s\n", clean(strings.TrimSpace(string(f.Kind)+"  "+placeText(f))))
+		for _, line := range [][2]string{{"found", f.Detail}, {"volume", volumeText(f)}, {"alloc", allocText(f)},
 			{"repair", repairText(f.Action)}, {"advice", f.Advice}} {
 			if line[1] != "" {
 				fmt.Fprintf(to, "  %-7s %s\n", line[0], clean(line[1]))
@@ -239,8 +239,8 @@ func writeDiagnosis(to io.Writer, from string, d host.Diagnosis) {
 	fmt.Fprintln(to, "to repair: holdfast doctor --repair")
 }
 
-// where returns the path or the volume of a finding.
-func where(f host.Finding) string {
+// placeText returns the path or the volume of a finding.
+func placeText(f host.Finding) string {
 	switch {
 	case f.Path != "":
 		return f.Path
@@ -252,8 +252,8 @@ func where(f host.Finding) string {
 	return ""
 }
 
-// volumeOf names the volume of a finding.
-func volumeOf(f host.Finding) string {
+// volumeText names the volume of a finding.
+func volumeText(f host.Finding) string {
 	switch {
 	case f.Name.ID != "":
 		return fmt.Sprintf("%s (plugin %s, external ID %s)", f.Name, f.Volume.Plugin, f.Volume.External)
@@ -263,8 +263,8 @@ func volumeOf(f host.Finding) string {
 	return ""
 }
 
-// allocOf names the alloc of a finding, and its request.
-func allocOf(f host.Finding) string {
+// allocText names the alloc of a finding, and its request.
+func allocText(f host.Finding) string {
 	if f.Alloc == "" {
 		return ""
 	}
@@ -279,7 +279,7 @@ func writeRepair(to io.Writer, d host.Diagnosis) {
 		if f.Action == registry.ActNothing {
 			continue
 		}
-		t.add(f.Kind, f.Action, where(f), f.Result)
+		t.add(f.Kind, f.Action, placeText(f), f.Result)
 	}
 	_ = t.write(to, "nothing")
 	switch {

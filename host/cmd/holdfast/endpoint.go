@@ -27,7 +27,7 @@ The socket stays the same while instances of the plugin come and go and while th
 is replaced. Calls that change a volume or delete a snapshot that is registered in Holdfast fail
 with FAILED_PRECONDITION.`,
 		RunE: func(c *cobra.Command, args []string) error {
-			ctx, stop := untilEndSignal(c.Context())
+			ctx, stop := withSignals(c.Context())
 			defer stop()
 			plugin, err := registry.ParsePluginID(args[0])
 			if err != nil {

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// fenceBy returns a host.Config.Fence that runs the program with the name of the node. It is nil if program is empty.
-func fenceBy(program string) (func(ctx context.Context, node string) error, error) {
+// fenceFunc returns a host.Config.Fence that runs the program with the name of the node. It is nil if program is empty.
+func fenceFunc(program string) (func(ctx context.Context, node string) error, error) {
 	if program == "" {
 		return nil, nil
 	}
@@ -24,14 +24,14 @@ func fenceBy(program string) (func(ctx context.Context, node string) error, erro
 		cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &output, &output, time.Second
 		if err := cmd.Run(); err != nil {
 			return fmt.Errorf("%s %s: %w; its output ends with %q", path, node, errors.Join(context.Cause(ctx), err),
-				lastOf(output.Bytes(), 200))
+				tailOf(output.Bytes(), 200))
 		}
 		return nil
 	}, nil
 }
 
-// lastOf returns the end of a text, at most n bytes.
-func lastOf(text []byte, n int) []byte {
+// tailOf returns the end of a text, at most n bytes.
+func tailOf(text []byte, n int) []byte {
 	text = bytes.TrimSpace(text)
 	return text[max(0, len(text)-n):]
 }

@@ -132,7 +132,7 @@ func (f *logFlags) copyAll(ctx context.Context, client *control.Client, list []j
 		return f.copy(ctx, client, list[0].alloc, list[0].task, f.outputs(p))
 	}
 	var lock sync.Mutex // lines are written as a whole
-	return inTurn(list, f.Follow, func(t jobTask) error {
+	return callAll(list, f.Follow, func(t jobTask) error {
 		streams, lines := f.outputs(p), []*lineWriter{}
 		for name, to := range streams {
 			w := &lineWriter{to: to, lock: &lock, prefix: fmt.Sprintf("%s %s | ", short(t.alloc), t.task)}
@@ -151,16 +151,16 @@ func (f *logFlags) copy(
 	ctx context.Context, client *control.Client, alloc, task string, streams map[taskdriver.Stream]io.Writer,
 ) error {
 	names := slices.Sorted(maps.Keys(streams)) // stderr comes first, because it is usually short
-	return inTurn(names, f.Follow, func(name taskdriver.Stream) error {
+	return callAll(names, f.Follow, func(name taskdriver.Stream) error {
 		o := f.LogOptions
 		o.Stream = name
 		return client.Logs(ctx, alloc, task, o, streams[name])
 	})
 }
 
-// inTurn calls do for each item until one call fails. With atOnce it makes all calls at the same time.
-func inTurn[T any](list []T, atOnce bool, do func(T) error) error {
-	if !atOnce {
+// callAll calls do for each item until one call fails. With concurrently it makes all calls at the same time.
+func callAll[T any](list []T, concurrently bool, do func(T) error) error {
+	if !concurrently {
 		for _, item := range list {
 			if err := do(item); err != nil {
 				return err

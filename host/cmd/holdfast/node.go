@@ -84,8 +84,8 @@ func newNodeOutOfService(p *program) *cobra.Command {
 			ctx, client, stop := p.interruptible(c, 0)
 			defer stop()
 			n, err := client.NodeOutOfService(ctx, args[0], confirm, reason)
-			return showLine(p, withHint(err, hint), n, "node %s is %s; to see its claims being released: holdfast claim list",
-				n.Name, control.NodeState(n))
+			return showLine(p, withHint(err, hint), n,
+				"node %s is %s; to see its claims being released: holdfast claim list", n.Name, control.NodeState(n))
 		},
 	}
 	c.Flags().StringVar(&confirm, "confirm", "", "the ID of the node again, to confirm that it is off")

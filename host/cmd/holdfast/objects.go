@@ -122,7 +122,7 @@ func (p *program) interruptible(c *cobra.Command, wait time.Duration) (
 	ctx context.Context, client *control.Client, stop func()) {
 	client = p.client()
 	client.Wait = wait
-	ctx, stop = untilEndSignal(c.Context())
+	ctx, stop = withSignals(c.Context())
 	return ctx, client, stop
 }
 

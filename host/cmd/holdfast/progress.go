@@ -32,7 +32,7 @@ func newLines(out io.Writer, json bool) *lines {
 	return &lines{out: out, json: json, begin: time.Now()}
 }
 
-func (l *lines) say(format string, args ...any) { l.write(line{Text: fmt.Sprintf(format, args...)}) }
+func (l *lines) print(format string, args ...any) { l.write(line{Text: fmt.Sprintf(format, args...)}) }
 
 func (l *lines) write(s line) {
 	l.mu.Lock()
@@ -48,7 +48,7 @@ func (l *lines) write(s line) {
 func (l *lines) warn(diags host.Diagnostics) {
 	for _, d := range diags {
 		if d.Severity == registry.SeverityWarning {
-			l.say("%s", d)
+			l.print("%s", d)
 		}
 	}
 }

@@ -209,7 +209,7 @@ Exit codes:
 		p.startTrace(c)
 		return errors.Join(p.checkLevel(), p.checkAddress())
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{describeValue(err)} })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagValueError(err)} })
 	flags := root.PersistentFlags()
 	flags.StringVar(&p.state, "state-dir", os.Getenv("HOLDFAST_STATE_DIR"),
 		"state directory (env HOLDFAST_STATE_DIR; default "+defaultState+"; run: a temporary directory)")
@@ -279,13 +279,13 @@ func excludeFlags(c *cobra.Command, one, other string) {
 
 func (p *program) stateDir() string {
 	if p.state == "" {
-		return resolved(defaultState)
+		return realPath(defaultState)
 	}
-	return resolved(p.state)
+	return realPath(p.state)
 }
 
-// resolved returns the absolute path without symbolic links, as the kernel's mount table has it.
-func resolved(path string) string {
+// realPath returns the absolute path without symbolic links, as the kernel's mount table has it.
+func realPath(path string) string {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return path
@@ -294,7 +294,7 @@ func resolved(path string) string {
 		return real
 	}
 	if parent := filepath.Dir(path); parent != path {
-		return filepath.Join(resolved(parent), filepath.Base(path))
+		return filepath.Join(realPath(parent), filepath.Base(path))
 	}
 	return path
 }
@@ -308,7 +308,7 @@ func runDirs(state string) []string {
 // runDir returns the first of runDirs that can be created.
 func (p *program) runDir(state string) string {
 	if p.run != "" {
-		return resolved(p.run)
+		return realPath(p.run)
 	}
 	for _, dir := range runDirs(state) {
 		if os.MkdirAll(dir, 0o700) == nil {
@@ -332,7 +332,7 @@ func (p *program) socket() string {
 	case p.address != "":
 		return strings.TrimPrefix(p.address, "unix://")
 	case p.run != "":
-		return control.Socket(resolved(p.run))
+		return control.Socket(realPath(p.run))
 	}
 	dirs := runDirs(p.stateDir())
 	for _, dir := range dirs {
@@ -359,18 +359,18 @@ func (p *program) checkAddress() error {
 	return nil
 }
 
-// describeValue returns an error that says how the value of a flag must be written. It replaces the error of the flag's
-// parser.
-func describeValue(err error) error {
+// flagValueError returns an error that says how the value of a flag must be written. It replaces the error of the
+// flag's parser.
+func flagValueError(err error) error {
 	wrong, is := errors.AsType[*pflag.InvalidValueError](err)
 	if !is {
 		return err
 	}
-	return fmt.Errorf("--%s %q: use %s", wrong.GetFlag().Name, wrong.GetValue(), formOf(wrong.GetFlag()))
+	return fmt.Errorf("--%s %q: use %s", wrong.GetFlag().Name, wrong.GetValue(), valueForm(wrong.GetFlag()))
 }
 
-// formOf returns how the value of a flag must be written, unless it is a plain text.
-func formOf(flag *pflag.Flag) string {
+// valueForm returns how the value of a flag must be written, unless it is a plain text.
+func valueForm(flag *pflag.Flag) string {
 	switch flag.Value.Type() {
 	case "bool":
 		return "true or false"

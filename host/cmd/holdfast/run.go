@@ -74,17 +74,17 @@ func runForeground(ctx context.Context, p *program, f *runFlags, paths []string)
 		}
 		temporary = true
 	}
-	state = resolved(state)
+	state = realPath(state)
 	run := p.runDir
 	if temporary && p.run == "" {
 		run = func(state string) string { return state + "/run" }
 	}
 	f.traces = p.traces.Provider()
 	o := &foreground{flags: f, files: files, lines: newLines(p.out, p.json), signals: signals}
-	opening, opened := untilSignal(ctx, signals)
+	opening, opened := cancelOnSignal(ctx, signals)
 	o.service, err = openService(opening, state, run(state), &f.agentFlags, p.logger("warn"))
 	opened()
-	o.first, _ = errors.AsType[interrupted](context.Cause(opening))
+	o.firstSignal, _ = errors.AsType[interrupted](context.Cause(opening))
 	if err != nil {
 		return o.end(errors.Join(err, o.removeState(state, temporary)))
 	}
@@ -92,15 +92,15 @@ func runForeground(ctx context.Context, p *program, f *runFlags, paths []string)
 	err = errors.Join(err, o.service.close(), removeSelfMounts(o.service.layout))
 	err = errors.Join(err, o.removeState(state, temporary)) // after the mounts are gone
 	if err == nil {
-		o.lines.say("done: all tasks stopped and all volumes released")
+		o.lines.print("done: all tasks stopped and all volumes released")
 	}
 	return o.end(err)
 }
 
 // end returns the error of the command. An interruption is the result only if nothing else has failed.
 func (o *foreground) end(err error) error {
-	if err == nil && o.first.by != nil || o.service == nil && o.first.by != nil {
-		return o.first
+	if err == nil && o.firstSignal.by != nil || o.service == nil && o.firstSignal.by != nil {
+		return o.firstSignal
 	}
 	return err
 }
@@ -108,26 +108,26 @@ func (o *foreground) end(err error) error {
 // foreground is one run of the command.
 type foreground struct {
 	*service
-	flags     *runFlags
-	files     []file
-	lines     *lines
-	jobs      []planned
-	volumes   []host.VolumeSpec
-	created   []host.VolumeSpec // created by this run and not deleted
-	uncertain []host.VolumeSpec // created by this run with an unknown outcome
-	signals   chan os.Signal
-	first     interrupted // the first signal
-	left      bool        // volumes or other things of this run remain
+	flags       *runFlags
+	files       []file
+	lines       *lines
+	jobs        []parsedJob
+	volumes     []host.VolumeSpec
+	created     []host.VolumeSpec // created by this run and not deleted
+	uncertain   []host.VolumeSpec // created by this run with an unknown outcome
+	signals     chan os.Signal
+	firstSignal interrupted
+	left        bool // volumes or other things of this run remain
 }
 
-// planned is a parsed job with its source.
-type planned struct {
+// parsedJob is a parsed job with its source.
+type parsedJob struct {
 	job *host.Job
 	src agent.Source
 }
 
 // plugins lists the plugins that the job runs.
-func (p planned) plugins() (ids []host.PluginID) {
+func (p parsedJob) plugins() (ids []host.PluginID) {
 	for _, g := range p.job.Groups {
 		for _, t := range g.Tasks {
 			if len(t.Sealed) > 0 {
@@ -158,7 +158,7 @@ func (o *foreground) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	o.lines.say("state in %s, control socket %s", o.layout.State, o.socket)
+	o.lines.print("state in %s, control socket %s", o.layout.State, o.socket)
 	life, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -169,12 +169,12 @@ func (o *foreground) run(ctx context.Context) error {
 	finish := o.followEvents(life, began.Index)
 
 	var failed error
-	if o.first.by == nil {
+	if o.firstSignal.by == nil {
 		failed = o.work(life, served)
 	}
 	stopped := o.shutDown(life)
 	if err := finish(); err != nil {
-		o.lines.say("event stream ended early: %v", err)
+		o.lines.print("event stream ended early: %v", err)
 	}
 	cancel()
 	return errors.Join(failed, stopped, <-served)
@@ -198,7 +198,7 @@ func (o *foreground) parse(ctx context.Context) error {
 			var warnings []string
 			warnings, err = o.agent.Check(job)
 			for _, w := range warnings {
-				o.lines.say("%s: %s", f.Name, w)
+				o.lines.print("%s: %s", f.Name, w)
 			}
 			if p, is := errors.AsType[*agent.Problems](err); is {
 				p.File = f.Name
@@ -207,7 +207,7 @@ func (o *foreground) parse(ctx context.Context) error {
 			}
 		}
 		errs = append(errs, err)
-		o.jobs = append(o.jobs, planned{job, f.Source})
+		o.jobs = append(o.jobs, parsedJob{job, f.Source})
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
@@ -260,8 +260,8 @@ func (o *foreground) work(life context.Context, served chan error) error {
 
 // interrupt records the first signal.
 func (o *foreground) interrupt(s os.Signal) {
-	o.first = interrupted{by: s}
-	o.lines.say("%v: stopping all tasks; a second signal forces the exit", s)
+	o.firstSignal = interrupted{by: s}
+	o.lines.print("%v: stopping all tasks; a second signal forces the exit", s)
 }
 
 var errSignal = errors.New("interrupted by a signal")
@@ -276,7 +276,7 @@ func (o *foreground) runJobs(ctx context.Context) error {
 	if err := o.removeJobs(ctx, o.jobs); err != nil {
 		return err
 	}
-	if err := o.submit(ctx, func(p planned) bool { return len(p.plugins()) > 0 }); err != nil {
+	if err := o.submit(ctx, func(p parsedJob) bool { return len(p.plugins()) > 0 }); err != nil {
 		return err
 	}
 	wg.Go(func() {
@@ -290,7 +290,7 @@ func (o *foreground) runJobs(ctx context.Context) error {
 	users, batch := o.users()
 	err := o.agent.Await(ctx, func(all []*agent.AllocRecord) bool {
 		ended := 0
-		for _, r := range o.current(all) {
+		for _, r := range o.currentAllocs(all) {
 			if len(r.Plugins()) == 0 && r.State.Ended() {
 				ended++
 			}
@@ -321,20 +321,20 @@ func (o *foreground) users() (n int, batch bool) {
 // startVolumesThenUsers is the part of runJobs after the plugins were submitted.
 func (o *foreground) startVolumesThenUsers(ctx context.Context) error {
 	for _, spec := range o.volumes {
-		runs := func(p planned) bool { return slices.Contains(p.plugins(), spec.Plugin) }
+		runs := func(p parsedJob) bool { return slices.Contains(p.plugins(), spec.Plugin) }
 		if !slices.ContainsFunc(o.jobs, runs) {
-			o.lines.say("volume %s: no file runs its plugin %q; to add one: holdfast --address %s job run FILE",
+			o.lines.print("volume %s: no file runs its plugin %q; to add one: holdfast --address %s job run FILE",
 				spec.VolumeName(), spec.Plugin, display.Quote(o.socket))
 		}
 		if err := o.createVolume(ctx, spec); err != nil {
 			return err
 		}
 	}
-	return o.submit(ctx, func(p planned) bool { return len(p.plugins()) == 0 })
+	return o.submit(ctx, func(p parsedJob) bool { return len(p.plugins()) == 0 })
 }
 
-// current leaves out ended allocs of earlier job versions.
-func (o *foreground) current(all []*agent.AllocRecord) []*agent.AllocRecord {
+// currentAllocs leaves out ended allocs of earlier job versions.
+func (o *foreground) currentAllocs(all []*agent.AllocRecord) []*agent.AllocRecord {
 	fills := map[string]func(*agent.AllocRecord) bool{}
 	versions := map[string]uint64{}
 	for _, j := range o.agent.Jobs() {
@@ -348,13 +348,13 @@ func (o *foreground) current(all []*agent.AllocRecord) []*agent.AllocRecord {
 
 // pluginFailed reports whether a plugin has failed for good.
 func (o *foreground) pluginFailed(all []*agent.AllocRecord) bool {
-	return slices.ContainsFunc(o.current(all),
+	return slices.ContainsFunc(o.currentAllocs(all),
 		func(r *agent.AllocRecord) bool { return len(r.Plugins()) > 0 && r.State == agent.AllocFailed })
 }
 
-func (o *foreground) submit(ctx context.Context, which func(planned) bool) error {
+func (o *foreground) submit(ctx context.Context, wanted func(parsedJob) bool) error {
 	for _, p := range o.jobs {
-		if !which(p) {
+		if !wanted(p) {
 			continue
 		}
 		if _, err := o.agent.Submit(ctx, p.job, p.src, o.host, agent.SubmitOptions{}); err != nil {
@@ -367,7 +367,7 @@ func (o *foreground) submit(ctx context.Context, which func(planned) bool) error
 // failures returns an error if an alloc has failed.
 func (o *foreground) failures(ctx context.Context) error {
 	var errs []error
-	for _, r := range o.current(o.agent.Allocs()) {
+	for _, r := range o.currentAllocs(o.agent.Allocs()) {
 		if r.State == agent.AllocFailed {
 			o.printTails(ctx, r)
 			errs = append(errs, fmt.Errorf("job %q, group %q: %s", r.Job, r.Group.Name, r.Reason))
@@ -389,10 +389,10 @@ func (o *foreground) printTails(ctx context.Context, r *agent.AllocRecord) {
 			var text strings.Builder
 			err := o.agent.Logs(ctx, r.ID, t.Name, agent.LogOptions{Stream: stream, Tail: tailLines}, &text)
 			if err != nil {
-				o.lines.say("task %s of %s: cannot read its %s: %v", t.Name, r.Job, stream, err)
+				o.lines.print("task %s of %s: cannot read its %s: %v", t.Name, r.Job, stream, err)
 			}
 			for line := range strings.Lines(text.String()) {
-				o.lines.say("task %s of %s, %s | %s", t.Name, r.Job, stream, strings.TrimSuffix(line, "\n"))
+				o.lines.print("task %s of %s, %s | %s", t.Name, r.Job, stream, strings.TrimSuffix(line, "\n"))
 			}
 		}
 	}
@@ -417,12 +417,12 @@ func (o *foreground) shutDown(life context.Context) error {
 		return nil
 	}
 	o.left = true
-	o.lines.say("killing tasks without releasing their volumes")
-	hurry, stop := context.WithTimeout(life, 30*time.Second)
+	o.lines.print("killing tasks without releasing their volumes")
+	limited, stop := context.WithTimeout(life, 30*time.Second)
 	defer stop()
-	err = errors.Join(err, o.agent.KillAll(hurry))
-	o.lines.say("state kept; to release the remaining volumes, run again with --state-dir %s and the job files of the "+
-		"plugins", display.Quote(o.layout.State))
+	err = errors.Join(err, o.agent.KillAll(limited))
+	o.lines.print("state kept; to release the remaining volumes, run again with --state-dir %s and the job files of "+
+		"the plugins", display.Quote(o.layout.State))
 	return err
 }
 
@@ -435,7 +435,7 @@ func (o *foreground) awaitStop(done <-chan error, force context.CancelCauseFunc)
 			return err
 		case s := <-o.signals:
 			switch {
-			case o.first.by == nil:
+			case o.firstSignal.by == nil:
 				o.interrupt(s)
 			case s != unix.SIGHUP:
 				force(errForced)
@@ -461,10 +461,10 @@ func (o *foreground) stopInOrder(ctx context.Context) error {
 }
 
 // removeJobs stops and deletes all jobs except those in keep. An earlier run may have left other jobs.
-func (o *foreground) removeJobs(ctx context.Context, keep []planned) error {
+func (o *foreground) removeJobs(ctx context.Context, keep []parsedJob) error {
 	var errs []error
 	for _, j := range o.agent.Jobs() {
-		if !slices.ContainsFunc(keep, func(p planned) bool { return p.job.ID == j.Job.ID }) {
+		if !slices.ContainsFunc(keep, func(p parsedJob) bool { return p.job.ID == j.Job.ID }) {
 			errs = append(errs, o.agent.StopJob(ctx, j.Job.ID, o.host, agent.StopOptions{Purge: true, Force: true}))
 		}
 	}

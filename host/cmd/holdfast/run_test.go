@@ -13,11 +13,11 @@ import (
 )
 
 func TestOneJobInTwoFilesIsRefused(t *testing.T) {
-	in := func(file, id string) planned { return planned{&host.Job{ID: id}, agent.Source{Name: file}} }
-	if err := (&foreground{jobs: []planned{in("a.hcl", "a"), in("b.hcl", "b")}}).checkDuplicates(); err != nil {
+	in := func(file, id string) parsedJob { return parsedJob{&host.Job{ID: id}, agent.Source{Name: file}} }
+	if err := (&foreground{jobs: []parsedJob{in("a.hcl", "a"), in("b.hcl", "b")}}).checkDuplicates(); err != nil {
 		t.Errorf("two jobs: %v", err)
 	}
-	err := (&foreground{jobs: []planned{in("a.hcl", "a"), in("b.hcl", "a")}}).checkDuplicates()
+	err := (&foreground{jobs: []parsedJob{in("a.hcl", "a"), in("b.hcl", "a")}}).checkDuplicates()
 	if exitCode(err) != exitUsage || !strings.Contains(err.Error(), "both a.hcl and b.hcl") {
 		t.Errorf("one job twice: %v", err)
 	}

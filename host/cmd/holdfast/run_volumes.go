@@ -38,7 +38,7 @@ func (o *foreground) retry(ctx context.Context, spec host.VolumeSpec, done strin
 	reported, since := "", time.Now()
 	stop := every(ctx, waitInterval, func(ctx context.Context) {
 		if text := o.volumeWait(ctx, spec); text != "" {
-			o.lines.say("waiting for %s: %s", display.Span(time.Since(since)), text)
+			o.lines.print("waiting for %s: %s", display.Span(time.Since(since)), text)
 		}
 	})
 	defer stop()
@@ -54,7 +54,7 @@ func (o *foreground) retry(ctx context.Context, spec host.VolumeSpec, done strin
 			return fmt.Errorf("volume %s was not %s: %w", spec.VolumeName(), done, err)
 		case err.Error() != reported:
 			reported = err.Error()
-			o.lines.say("volume %s: waiting: %s", spec.VolumeName(), reported)
+			o.lines.print("volume %s: waiting: %s", spec.VolumeName(), reported)
 		}
 		select {
 		case <-time.After(wait):
@@ -85,7 +85,7 @@ func (o *foreground) settleVolume(ctx context.Context, spec host.VolumeSpec) (ou
 	if known[0].State == registry.VolumeUncertain { // DeleteVolume finds out the outcome
 		return true, nil
 	}
-	o.lines.say("volume %s: creation outcome unknown; repeating the call before deletion", spec.VolumeName())
+	o.lines.print("volume %s: creation outcome unknown; repeating the call before deletion", spec.VolumeName())
 	err = o.retry(ctx, spec, "created", func() error {
 		_, err := o.host.CreateVolume(ctx, spec)
 		return err
@@ -139,11 +139,12 @@ func (o *foreground) deleteVolume(ctx context.Context, spec host.VolumeSpec) err
 // reportVolumes prints the volumes that may still exist at their plugins.
 func (o *foreground) reportVolumes() {
 	for _, spec := range o.uncertain {
-		o.lines.say("volume %s may exist at plugin %s: its creation outcome is unknown", spec.VolumeName(), spec.Plugin)
+		o.lines.print("volume %s may exist at plugin %s: its creation outcome is unknown", spec.VolumeName(),
+			spec.Plugin)
 	}
 	for _, spec := range o.created {
 		if o.flags.deleteVolumes {
-			o.lines.say("volume %s was not deleted and may still exist at plugin %s", spec.VolumeName(), spec.Plugin)
+			o.lines.print("volume %s was not deleted and may still exist at plugin %s", spec.VolumeName(), spec.Plugin)
 		}
 	}
 }

@@ -103,7 +103,8 @@ func (e *agentFlags) drivers() ([]taskdriver.Driver, error) {
 	return list, nil
 }
 
-func (e *agentFlags) override() (string, error) {
+// driverOverride returns the driver of all tasks. It is empty if each job sets its own.
+func (e *agentFlags) driverOverride() (string, error) {
 	switch e.driver {
 	case "default", "":
 		return "", nil
@@ -151,7 +152,7 @@ type service struct {
 
 // openService opens the agent, the host and the socket. ctx applies only to the opening.
 func openService(ctx context.Context, state, run string, e *agentFlags, log hclog.Logger) (*service, error) {
-	override, err := e.override()
+	override, err := e.driverOverride()
 	_, wrong := e.volumeDefaults()
 	st := &service{layout: hooks.Layout{State: state, Run: run}}
 	if err = errors.Join(err, e.checkTimes(), wrong); err != nil {
@@ -161,7 +162,7 @@ func openService(ctx context.Context, state, run string, e *agentFlags, log hclo
 	if err != nil {
 		return nil, err
 	}
-	fence, err := fenceBy(e.fence)
+	fence, err := fenceFunc(e.fence)
 	if err != nil {
 		return nil, err
 	}

@@ -20,7 +20,7 @@ func TestMountsOfTheOperatorStay(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("real mounts need root")
 	}
-	dir := resolved(t.TempDir())
+	dir := realPath(t.TempDir())
 	l := hooks.Layout{State: filepath.Join(dir, "s"), Run: filepath.Join(dir, "r")}
 	volume := filepath.Join(l.MountRoot(), "volume")
 	mountAt := func(dir string) {
@@ -53,7 +53,7 @@ func TestSignalIsTheExitCode(t *testing.T) {
 	c := &cobra.Command{}
 	c.SetContext(t.Context())
 	for _, failed := range []bool{true, false} {
-		err := untilInterrupted(func(_ *cobra.Command, ctx context.Context) error {
+		err := repeatable(func(_ *cobra.Command, ctx context.Context) error {
 			if err := unix.Kill(os.Getpid(), unix.SIGTERM); err != nil {
 				return err
 			}

@@ -35,11 +35,11 @@ func (e interrupted) code() int {
 	return exitFailed
 }
 
-// untilInterrupted returns the function of a command that can be repeated. Its context ends at the first signal. If do
+// repeatable returns the function of a command that can be repeated. Its context ends at the first signal. If do
 // fails then, the error is an interrupted.
-func untilInterrupted(do func(*cobra.Command, context.Context) error) func(*cobra.Command, []string) error {
+func repeatable(do func(*cobra.Command, context.Context) error) func(*cobra.Command, []string) error {
 	return func(c *cobra.Command, _ []string) error {
-		ctx, stop := untilEndSignal(c.Context())
+		ctx, stop := withSignals(c.Context())
 		defer stop()
 		err := do(c, ctx)
 		if by, is := errors.AsType[interrupted](context.Cause(ctx)); is && err != nil {
@@ -67,9 +67,9 @@ func endSignals() (received chan os.Signal, stop func()) {
 	}
 }
 
-// untilSignal returns a context that ends at the first signal, with an interrupted as its cause. Later signals stay in
-// the channel. stop waits for the goroutine.
-func untilSignal(ctx context.Context, signals <-chan os.Signal) (_ context.Context, stop func()) {
+// cancelOnSignal returns a context that ends at the first signal, with an interrupted as its cause. Later signals stay
+// in the channel. stop waits for the goroutine.
+func cancelOnSignal(ctx context.Context, signals <-chan os.Signal) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -85,10 +85,10 @@ func untilSignal(ctx context.Context, signals <-chan os.Signal) (_ context.Conte
 	}
 }
 
-// untilEndSignal returns a context that ends at the first signal of endSignals.
-func untilEndSignal(ctx context.Context) (context.Context, func()) {
+// withSignals returns a context that ends at the first signal of endSignals.
+func withSignals(ctx context.Context) (context.Context, func()) {
 	signals, ignore := endSignals()
-	ctx, stop := untilSignal(ctx, signals)
+	ctx, stop := cancelOnSignal(ctx, signals)
 	return ctx, func() {
 		stop()
 		ignore()

@@ -65,7 +65,7 @@ func validate(ctx context.Context, a *agentFlags, files []file, log hclog.Logger
 	if err != nil {
 		return nil, err
 	}
-	dir = resolved(dir)
+	dir = realPath(dir)
 	h, err := host.Open(ctx, host.Config{StateDir: dir, RunDir: dir + "/run", Shim: binary, File: readForJob,
 		Logger: log})
 	if err != nil {

@@ -40,8 +40,8 @@ func newVolumeModify(p *program) *cobra.Command {
 			ctx, client, stop := p.interruptible(c, wait)
 			defer stop()
 			v, err := client.ModifyVolume(ctx, name, parameters)
-			return showLine(p, withHint(err, mayContinue("modification", name, flags)), v, "volume %s: %s", v.VolumeName(),
-				parameterList(v.Mutable))
+			err = withHint(err, mayContinue("modification", name, flags))
+			return showLine(p, err, v, "volume %s: %s", v.VolumeName(), parameterList(v.Mutable))
 		},
 	}
 	namespaceFlag(c, "volume", &namespace)
