@@ -1,10 +1,6 @@
 package launch
 
 import (
-	"errors"
-	"os"
-	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -12,7 +8,6 @@ import (
 	"unicode/utf8"
 
 	hclog "github.com/hashicorp/go-hclog"
-	"golang.org/x/sys/unix"
 )
 
 // countingLogger counts what a logReader logs.
@@ -108,48 +103,4 @@ func TestStderrHasABudget(t *testing.T) {
 			t.Errorf("%d lines of 64 KiB logged at once", got)
 		}
 	})
-}
-
-// Without root, modes of directories also bind their owner. Directories that a shim has closed are removed all the
-// same.
-func TestDirectoriesWithoutPermissions(t *testing.T) {
-	run, err := os.MkdirTemp("", "h-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(run)
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		done <- asNobody(run, func() error {
-			d, err := newSocketDir(run, 1)
-			if err != nil {
-				return err
-			}
-			deep := filepath.Join(d.path, "a", "b")
-			err = errors.Join(os.MkdirAll(filepath.Join(deep, "c"), 0o700), os.Chmod(deep, 0),
-				os.Chmod(filepath.Dir(deep), 0o500), os.Chmod(d.path, 0))
-			return errors.Join(err, d.remove())
-		})
-	}()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
-	if left, err := os.ReadDir(run); err != nil || len(left) > 0 {
-		t.Errorf("left: %v, %v", left, err)
-	}
-}
-
-// asNobody runs a function on this thread as a user who is not root and owns a directory.
-func asNobody(dir string, do func() error) error {
-	const nobody = 65534
-	if os.Getuid() == 0 {
-		if err := os.Chown(dir, nobody, nobody); err != nil {
-			return err
-		}
-		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, nobody, nobody, nobody); errno != 0 {
-			return errno
-		}
-	}
-	return do()
 }
