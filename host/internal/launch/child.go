@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"runtime"
 	"slices"
 	"strings"
@@ -33,52 +34,41 @@ const (
 
 // child is one shim process as the kernel knows it.
 type child struct {
-	pid    int
-	os     *os.Process
-	life   *os.File // a pipe; its closing tells the shim that the host is gone
-	stdout *os.File
-	stderr *os.File
-	asked  atomic.Bool   // this host has ended it
-	done   chan struct{} // closed at death
-	exit   *Exit         // readable after done
+	cmd   *exec.Cmd
+	pid   int
+	life  *os.File      // a pipe; its closing tells the shim that the host is gone
+	asked atomic.Bool   // this host has ended it
+	done  chan struct{} // closed once it is dead and its output is read
+	exit  *Exit         // readable after done
 }
 
-// startChild executes the open binary itself, as its path may name another file by now.
-func startChild(binary *os.File, argv, env []string) (*child, error) {
+// startChild executes the open binary itself, by the path of this process's descriptor: the binary's own path may name
+// another file by now.
+func startChild(binary *os.File, argv, env []string, stdout io.Writer, stderr *logWriter) (*child, error) {
 	if err := checkWhole(binary); err != nil {
 		return nil, err
 	}
-	p, err := newPipes()
+	shimEnd, life, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("start the shim: %w", err)
 	}
-	defer p.closeShims()
-	c := &child{life: p.lifeW, stdout: p.stdoutR, stderr: p.stderrR, done: make(chan struct{})}
-	attr := &os.ProcAttr{
-		Dir: "/", Env: append(env, fmt.Sprintf("%s=%d", bootstrap.LifeFD, lifeFD)),
-		Files: []*os.File{p.stdin, p.stdoutW, p.stderrW, p.lifeR}, // lifeR is descriptor lifeFD
-		Sys:   &syscall.SysProcAttr{Setsid: true},
-	}
-	if c.os, err = execute(binary, argv, attr); err != nil {
-		p.closeHosts()
-		return nil, explainExec(binary, err)
-	}
-	c.pid = c.os.Pid
-	go c.reap()
-	return c, nil
-}
-
-// execute starts the binary by the path of this process's descriptor: in the child, the same number may be another
-// file.
-func execute(binary *os.File, argv []string, attr *os.ProcAttr) (*os.Process, error) {
-	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), binary.Fd())
-	for deadline := time.Now().Add(busyTime); ; {
-		proc, err := os.StartProcess(path, argv, attr)
-		if !errors.Is(err, unix.ETXTBSY) || time.Now().After(deadline) {
-			runtime.KeepAlive(binary)
-			return proc, err
+	defer shimEnd.Close()
+	for deadline := time.Now().Add(busyTime); ; time.Sleep(time.Millisecond) {
+		cmd := &exec.Cmd{
+			Path: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), binary.Fd()), Args: argv, Dir: "/",
+			Env:    append(env, fmt.Sprintf("%s=%d", bootstrap.LifeFD, lifeFD)),
+			Stdout: stdout, Stderr: stderr, ExtraFiles: []*os.File{shimEnd}, // shimEnd is descriptor lifeFD
+			SysProcAttr: &syscall.SysProcAttr{Setsid: true}, WaitDelay: drainTime,
 		}
-		time.Sleep(time.Millisecond)
+		err := cmd.Start()
+		if err == nil {
+			c := &child{cmd: cmd, pid: cmd.Process.Pid, life: life, done: make(chan struct{})}
+			go c.reap(stderr)
+			return c, nil
+		}
+		if !errors.Is(err, unix.ETXTBSY) || time.Now().After(deadline) {
+			return nil, errors.Join(explainExec(binary, err), life.Close())
+		}
 	}
 }
 
@@ -130,64 +120,24 @@ func fileKind(binary *os.File) string {
 	return "an ELF executable for " + strings.TrimPrefix(f.Machine.String(), "EM_")
 }
 
-// pipes are both ends of a shim's stdio and of its life pipe.
-type pipes struct {
-	stdin, stdoutW, stderrW, lifeR *os.File // the shim's
-	stdoutR, stderrR, lifeW        *os.File // the host's
-}
-
-func newPipes() (*pipes, error) {
-	var p pipes
-	var errs [4]error
-	p.stdin, errs[0] = os.Open(os.DevNull)
-	p.stdoutR, p.stdoutW, errs[1] = os.Pipe()
-	p.stderrR, p.stderrW, errs[2] = os.Pipe()
-	p.lifeR, p.lifeW, errs[3] = os.Pipe()
-	if err := errors.Join(errs[:]...); err != nil {
-		p.closeShims()
-		p.closeHosts()
-		return nil, err
-	}
-	return &p, nil
-}
-
-func (p *pipes) closeShims() { closeAll(p.stdin, p.stdoutW, p.stderrW, p.lifeR) }
-func (p *pipes) closeHosts() { closeAll(p.stdoutR, p.stderrR, p.lifeW) }
-
-func closeAll(files ...*os.File) {
-	for _, f := range files {
-		_ = f.Close() // nil is closed already
-	}
-}
-
 // reap waits for the death of the shim, even if another process holds its pipes, and kills the rest of its process
 // group. It reaps the pid only afterwards, so the pid cannot belong to another group.
-func (c *child) reap() {
-	for {
-		err := unix.Waitid(unix.P_PID, c.pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
-		if !errors.Is(err, unix.EINTR) {
-			break
-		}
+func (c *child) reap(stderr *logWriter) {
+	for errors.Is(unix.Waitid(unix.P_PID, c.pid, nil, unix.WEXITED|unix.WNOWAIT, nil), unix.EINTR) {
 	}
 	_ = unix.Kill(-c.pid, unix.SIGKILL)
-	state, err := c.os.Wait()
-	c.exit = newExit(c.pid, state, err)
+	err := c.cmd.Wait()
+	stderr.endLine()
+	_ = c.life.Close()
+	c.exit = newExit(c.pid, c.cmd.ProcessState, err)
 	c.exit.Asked = c.asked.Load()
 	close(c.done)
-	c.endOutput()
-}
-
-// endOutput gives the readers drainTime to read the rest of the output, as another process may keep the pipes open.
-func (c *child) endOutput() {
-	end := time.Now().Add(drainTime)
-	_ = c.stdout.SetReadDeadline(end)
-	_ = c.stderr.SetReadDeadline(end)
 }
 
 // kill sends SIGKILL, which also ends a stopped process. It is no error if the process is dead.
 func (c *child) kill() error {
 	c.asked.Store(true)
-	if err := c.os.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+	if err := c.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("kill shim %d: %w", c.pid, err)
 	}
 	return nil

@@ -9,11 +9,12 @@
 //   - a private socket directory and mutual TLS; the host checks that the peer of the socket is the child,
 //   - a pipe whose end tells it that its host is gone (package bootstrap).
 //
-// A Process is one life of a shim. waitid(2) reports its death within milliseconds, whatever process holds its pipes.
+// A Process is one life of a shim. waitid(2) reports its death, and another process that holds its pipes delays that by
+// at most 100 ms.
 // Kill sends SIGKILL and needs no cooperation. The rest of the shim's process group ends with it. Its files are removed
 // at its death. Files that a killed host left are removed by the next Start in the same run directory.
 //
-// What the shim prints is treated as hostile: bounded in length and rate, escaped, and never parsed by go-plugin.
+// What the shim prints is treated as hostile: bounded in length, escaped, and never parsed by go-plugin.
 //
 // Nothing outlives the host but the store. A shim ends when its host does, and the next host ends a shim that has not
 // ended (EndOrphans). There is no reattaching. docs/traps.md lists the traps of go-plugin and the test for each.

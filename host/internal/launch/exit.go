@@ -15,11 +15,12 @@ type Exit struct {
 	Cause  error          // why Code and Signal are unknown; nil: they are known
 }
 
+// newExit returns how a process ended, whose state is nil if waiting for it failed with err.
 func newExit(pid int, state *os.ProcessState, err error) *Exit {
-	e := &Exit{PID: pid, Cause: err}
-	if err != nil {
-		return e
+	if state == nil {
+		return &Exit{PID: pid, Cause: err}
 	}
+	e := &Exit{PID: pid}
 	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
 		e.Signal = status.Signal()
 	} else {

@@ -1,10 +1,9 @@
 package launch
 
 import (
-	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -29,50 +28,41 @@ const (
 	minCert = 50
 )
 
-// handshakeReader reads a shim's stdout: one line, which should be the handshake. The rest is dropped.
-type handshakeReader struct {
-	mu   sync.Mutex // guards got
-	got  []byte     // the line so far, without its newline
-	line chan error // one value: nil when got is a whole line
+// handshakeWriter gets a shim's stdout: one line, which should be the handshake. The rest is dropped, so that printing
+// never blocks the shim.
+type handshakeWriter struct {
+	mu    sync.Mutex    // guards got; held only to read or change it
+	got   []byte        // the line so far, without its newline
+	ended chan struct{} // closed at the end of the line, or when it is too long
 }
 
-func newHandshakeReader() *handshakeReader { return &handshakeReader{line: make(chan error, 1)} }
+func newHandshakeWriter() *handshakeWriter { return &handshakeWriter{ended: make(chan struct{})} }
 
-// run reads until the end of stdout, so that printing never blocks the shim.
-func (r *handshakeReader) run(stdout io.Reader) {
-	in := bufio.NewReader(stdout)
-	r.line <- r.readLine(in)
-	_, _ = io.Copy(io.Discard, in)
-}
-
-func (r *handshakeReader) readLine(in io.ByteReader) error {
-	for {
-		b, err := in.ReadByte()
-		if err != nil {
-			return err
-		}
-		if b == '\n' {
-			return nil
-		}
-		r.mu.Lock()
-		r.got = append(r.got, b)
-		full := len(r.got) > maxHandshake
-		r.mu.Unlock()
-		if full {
-			return bufio.ErrTooLong
-		}
+func (w *handshakeWriter) Write(text []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	select {
+	case <-w.ended:
+		return len(text), nil
+	default:
 	}
+	line, _, ended := bytes.Cut(text, []byte("\n"))
+	w.got = append(w.got, line...)
+	if ended || len(w.got) > maxHandshake {
+		close(w.ended)
+	}
+	return len(text), nil
 }
 
-func (r *handshakeReader) text() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return string(r.got)
+func (w *handshakeWriter) text() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return string(w.got)
 }
 
 // seen describes the output that came instead of a handshake.
-func (r *handshakeReader) seen() string {
-	text := r.text()
+func (w *handshakeWriter) seen() string {
+	text := w.text()
 	if text == "" {
 		return "nothing on stdout"
 	}
@@ -91,7 +81,7 @@ type handshake struct{ core, version, network, address, protocol, cert string }
 
 func parseHandshake(line string) (handshake, error) {
 	fields := strings.Split(strings.TrimSpace(line), "|")
-	if len(fields) < 4 || !isNumber(fields[0]) || !isNumber(fields[1]) {
+	if len(line) > maxHandshake || len(fields) < 4 || !isNumber(fields[0]) || !isNumber(fields[1]) {
 		return handshake{}, registry.Errorf(registry.ErrInternal,
 			"the shim's first line on stdout is no handshake: %s; "+
 				"a shim must call bootstrap.Serve and print nothing itself", excerpt(line))

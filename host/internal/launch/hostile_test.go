@@ -1,34 +1,24 @@
 package launch
 
 import (
+	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 	"unicode/utf8"
 
 	hclog "github.com/hashicorp/go-hclog"
 )
 
-// countingLogger counts what a logReader logs.
-type countingLogger struct {
+// checkingLogger checks and counts what a logWriter logs.
+type checkingLogger struct {
 	hclog.Logger
-	t      *testing.T
-	lines  int
-	levels map[hclog.Level]int
+	t     *testing.T
+	lines int
 }
 
-func newCountingLogger(t *testing.T) *countingLogger {
-	return &countingLogger{Logger: hclog.NewNullLogger(), t: t, levels: make(map[hclog.Level]int)}
-}
-
-func (c *countingLogger) Log(level hclog.Level, msg string, args ...any) {
+func (c *checkingLogger) Log(_ hclog.Level, msg string, args ...any) {
 	c.lines++
-	c.levels[level]++
 	for _, arg := range append(args, msg) {
-		if _, ok := arg.(int); ok { // the count of dropped lines
-			continue
-		}
 		text, ok := arg.(string)
 		if !ok || !utf8.ValidString(text) || strings.ContainsAny(text, "\x00\x1b\n\r\x7f") {
 			c.t.Errorf("logged %#v", arg)
@@ -36,9 +26,8 @@ func (c *countingLogger) Log(level hclog.Level, msg string, args ...any) {
 	}
 }
 
-func (c *countingLogger) Info(msg string, args ...any)  { c.Log(hclog.Info, msg, args...) }
-func (c *countingLogger) Warn(msg string, args ...any)  { c.Log(hclog.Warn, msg, args...) }
-func (c *countingLogger) Error(msg string, args ...any) { c.Log(hclog.Error, msg, args...) }
+func (c *checkingLogger) Info(msg string, args ...any)  { c.Log(hclog.Info, msg, args...) }
+func (c *checkingLogger) Error(msg string, args ...any) { c.Log(hclog.Error, msg, args...) }
 
 func FuzzStderr(f *testing.F) {
 	for _, seed := range []string{
@@ -49,10 +38,13 @@ func FuzzStderr(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		log := newCountingLogger(t)
-		s := newLogReader(log)
-		s.run(strings.NewReader(string(text)))
-		if lines := strings.Count(string(text), "\n") + 1; log.lines > lines+1 {
+		log := &checkingLogger{Logger: hclog.NewNullLogger(), t: t}
+		s := &logWriter{log: log}
+		for part := range slices.Chunk(text, 1000) {
+			_, _ = s.Write(part)
+		}
+		s.endLine()
+		if lines := strings.Count(string(text), "\n") + 1; log.lines > lines {
 			t.Errorf("%d lines logged of %d", log.lines, lines)
 		}
 		if last := s.last(); len(last) > tailLines {
@@ -75,32 +67,6 @@ func FuzzHandshake(f *testing.F) {
 			t.Errorf("accepted %q, and there is no such directory", line)
 		} else if text := err.Error(); strings.ContainsAny(text, "\x00\x1b\n\r") {
 			t.Errorf("the error is not printable: %q", text)
-		}
-	})
-}
-
-func TestStderrHasABudget(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		log := newCountingLogger(t)
-		s := newLogReader(log)
-		for range 5 * linesPerSec {
-			s.take([]byte("word"), 0)
-		}
-		if log.lines != linesPerSec {
-			t.Errorf("%d lines logged at once", log.lines)
-		}
-		time.Sleep(time.Second)
-		s.take([]byte("word"), 0)
-		if log.levels[hclog.Warn] != 1 || log.lines != linesPerSec+2 {
-			t.Errorf("after a second: %d lines, %v", log.lines, log.levels)
-		}
-		time.Sleep(time.Second)
-		long := []byte(strings.Repeat("x", maxLine))
-		for range 2 * bytesPerSec / maxLine {
-			s.take(long, 0)
-		}
-		if got := log.lines - linesPerSec - 2; got != bytesPerSec/maxLine {
-			t.Errorf("%d lines of 64 KiB logged at once", got)
 		}
 	})
 }

@@ -145,9 +145,7 @@ func (p *Process) dispense() error {
 // go-plugin's Kill is safe here, because the process is dead.
 func (p *Process) cleanAfterDeath() {
 	<-p.runner.child.done
-	p.runner.readers.Wait()
 	p.client.Kill()
-	_ = p.runner.child.life.Close()
 	if err := p.dir.remove(); err != nil {
 		p.log.Warn("cannot remove the files of a dead shim", "pid", p.PID(), "error", err)
 	}
@@ -177,12 +175,7 @@ func (p *Process) Err() error {
 }
 
 // LastLines returns the last lines that the shim has written to stderr, oldest first. If it is dead, they are complete.
-func (p *Process) LastLines() []string {
-	if p.Err() != nil {
-		p.runner.readers.Wait()
-	}
-	return p.runner.stderr.last()
-}
+func (p *Process) LastLines() []string { return p.runner.stderr.last() }
 
 // Kill ends the process with SIGKILL and returns once it is dead and its files are removed, at the latest when ctx
 // ends, or after 10 s. An error means that the process may still live. Kill may be called again. Calls to the shim end

@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	hclog "github.com/hashicorp/go-hclog"
@@ -33,16 +32,15 @@ type runner struct {
 	dir    string
 
 	child   *child // nil until it runs
-	stdout  *handshakeReader
-	stderr  *logReader
-	readers sync.WaitGroup
+	stdout  *handshakeWriter
+	stderr  *logWriter
 	address string
 }
 
 func newRunner(ctx context.Context, binary *os.File, dir string, opts Options) *runner {
 	return &runner{
 		ctx: ctx, binary: binary, args: append([]string{argv0}, opts.Args...), dir: dir,
-		stdout: newHandshakeReader(), stderr: newLogReader(opts.Logger),
+		stdout: newHandshakeWriter(), stderr: &logWriter{log: opts.Logger},
 	}
 }
 
@@ -64,58 +62,24 @@ func (r *runner) prepare(_ hclog.Logger, cmd *exec.Cmd, dir string) (goplugin.Ru
 
 // Start returns once the shim has sent an acceptable handshake. After an error the process may run.
 func (r *runner) Start(context.Context) error {
-	child, err := startChild(r.binary, r.args, r.env)
+	child, err := startChild(r.binary, r.args, r.env, r.stdout, r.stderr)
 	if err != nil {
 		return err
 	}
 	r.child = child
-	r.readers.Go(func() { r.stdout.run(child.stdout); _ = child.stdout.Close() })
-	r.readers.Go(func() { r.stderr.run(child.stderr); _ = child.stderr.Close() })
-	return r.awaitHandshake()
-}
-
-// awaitHandshake waits for the first line, the death of the shim, or the end of the start's time.
-func (r *runner) awaitHandshake() error {
 	select {
-	case err := <-r.stdout.line:
-		return r.checkHandshake(err)
+	case <-r.stdout.ended:
 	case <-r.child.done:
-		r.readers.Wait() // bounded by drainTime; the line may be among the last
 		return r.diedAtStart()
 	case <-r.ctx.Done():
 		return r.tooLate("sent no handshake, so it hangs or is no shim; there is " + r.stdout.seen())
-	}
-}
-
-// checkHandshake returns an error unless the first line of stdout is an acceptable handshake. err is that of reading
-// it.
-func (r *runner) checkHandshake(err error) error {
-	switch {
-	case err == nil:
-	case errors.Is(err, io.EOF), errors.Is(err, os.ErrDeadlineExceeded):
-		return r.closedStdout()
-	default:
-		return registry.Errorf(registry.ErrInternal, "the shim's stdout has no handshake: %s", r.stdout.seen())
 	}
 	h, err := parseHandshake(r.stdout.text())
 	if err != nil {
 		return err
 	}
-	if err := h.check(r.dir); err != nil {
-		return err
-	}
 	r.address = h.address
-	return nil
-}
-
-// closedStdout returns the error of a shim that closed its stdout: the shim died, or lived until the start timed out.
-func (r *runner) closedStdout() error {
-	select {
-	case <-r.child.done:
-		return r.diedAtStart()
-	case <-r.ctx.Done():
-		return r.tooLate("closed its stdout without a handshake; there is " + r.stdout.seen())
-	}
+	return h.check(r.dir)
 }
 
 // giveShim says what to do about a program that is no shim.
@@ -162,9 +126,6 @@ func (r *runner) tooLate(what string) error {
 // fail ends the process and adds its last lines.
 func (r *runner) fail(err error) error {
 	killed := r.Kill(context.WithoutCancel(r.ctx))
-	if killed == nil {
-		r.readers.Wait()
-	}
 	return errors.Join(withLines(err, r.stderr.last()), killed)
 }
 
@@ -181,7 +142,7 @@ func (r *runner) Stdout() io.ReadCloser {
 	return io.NopCloser(strings.NewReader(r.stdout.text() + "\n"))
 }
 
-// Stderr returns an empty stream: logReader reads the real one.
+// Stderr returns an empty stream: logWriter gets the real one.
 func (r *runner) Stderr() io.ReadCloser { return io.NopCloser(strings.NewReader("")) }
 
 // Wait returns when the process dies.
@@ -199,9 +160,7 @@ func (r *runner) Kill(ctx context.Context) error {
 	if r.child == nil {
 		return nil
 	}
-	err := r.child.killAndWait(ctx)
-	_ = r.child.life.Close()
-	return err
+	return r.child.killAndWait(ctx)
 }
 
 func (r *runner) Diagnose(context.Context) string { return "" }
