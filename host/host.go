@@ -84,7 +84,7 @@ func (h *Host) lockState(ctx context.Context) (err error) {
 	if h.binaries, err = launch.OpenStore(h.config.layout().Binaries()); err != nil {
 		return err
 	}
-	if err := h.binaries.EndOrphans(ctx, h.config.layout().Database(), h.config.Logger); err != nil {
+	if err := launch.EndOrphans(ctx, h.config.layout().Database(), h.config.Logger); err != nil {
 		return err
 	}
 	if err := h.config.removeUnfinished(); err != nil {

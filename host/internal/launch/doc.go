@@ -16,6 +16,6 @@
 //
 // What the shim prints is treated as hostile: bounded in length, escaped, and never parsed by go-plugin.
 //
-// Nothing outlives the host but the store. A shim ends when its host does, and the next host ends a shim that has not
-// ended (EndOrphans). There is no reattaching. docs/traps.md lists the traps of go-plugin and the test for each.
+// Nothing outlives the host but the store. A shim ends when its host does, and the next host ends a shim that still has
+// the state (EndOrphans). There is no reattaching. docs/traps.md lists the traps of go-plugin and the test for each.
 package launch

@@ -19,7 +19,7 @@ import (
 	"holdfast/registry"
 )
 
-// argv0 is the shim's argv[0].
+// argv0 is the shim's argv[0], and the name that bootstrap.Serve gives to its process.
 const argv0 = "holdfast-shim"
 
 // runner starts one shim for go-plugin, and protects go-plugin from input that would make it panic or hang. go-plugin

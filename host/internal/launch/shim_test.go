@@ -89,19 +89,11 @@ func shimMain(mode, file string) int {
 		opts.Server = []grpc.ServerOption{grpc.ChainUnaryInterceptor(freezes)}
 	case "babbles":
 		go babble()
-	case "ignores": // the end of its host: the life pipe has no end, as this process writes to it. The file is open
-		ignored[0], _ = os.OpenFile("/proc/self/fd/3", os.O_WRONLY, 0)
-		ignored[1], _ = os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o600)
-	case "by hand":
-		select {}
-	case "leaves": // a daemon that outlives it and its host
-		pid, err := startDaemon("")
-		if err == nil {
-			err = os.WriteFile(file, []byte(pid), 0o600)
-		}
-		if err != nil {
-			panic(err)
-		}
+	case "ignores": // the end of its host: the life pipe has no end, as this process writes to it
+		ignored, _ = os.OpenFile("/proc/self/fd/3", os.O_WRONLY, 0)
+		locked = lockDatabase(file)
+	case "locks":
+		locked = lockDatabase(file)
 	case "unshared": // a thread other than the first has a mount namespace of its own
 		runtime.LockOSThread()
 		unshared := make(chan error)
@@ -124,8 +116,20 @@ func shimMain(mode, file string) int {
 	return 0
 }
 
-// ignored holds the files that keep the shim of mode "ignores" from seeing the end of its life pipe.
-var ignored [2]*os.File
+// ignored keeps the shim of mode "ignores" from seeing the end of its life pipe. locked is the database of a shim that
+// is active.
+var ignored, locked *os.File
+
+func lockDatabase(path string) *os.File {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err == nil {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	}
+	if err != nil {
+		panic(err)
+	}
+	return f
+}
 
 // hostileLines prints lines that made hosts of go-plugin panic or block.
 func hostileLines() {
@@ -202,21 +206,9 @@ func do(name, arg string) (string, error) {
 }
 
 // startDaemon starts a process outside the process group and session of the shim. The process has the shim's stderr,
-// its life pipe, and its database with the lock. Without a database it executes the shim's own binary, else sleep.
+// its life pipe, and its database with the lock.
 func startDaemon(database string) (pid string, err error) {
 	cmd := exec.Command("setsid", "sh", "-c", "sleep 1000 & echo $! >&5")
-	locked := os.Stdin
-	if database == "" {
-		own, _ := os.Readlink("/proc/self/exe")
-		cmd = exec.Command("setsid", "sh", "-c", own+" 'by hand' & echo $! >&5")
-	} else {
-		if locked, err = os.OpenFile(database, os.O_RDWR|os.O_CREATE, 0o600); err == nil {
-			err = unix.Flock(int(locked.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		}
-		if err != nil {
-			return "", err
-		}
-	}
 	r, w, err := os.Pipe()
 	if err != nil {
 		return "", err
@@ -224,7 +216,7 @@ func startDaemon(database string) (pid string, err error) {
 	stderr, _ := unix.Dup(2)
 	life, _ := unix.Dup(3)
 	cmd.Stderr = os.NewFile(uintptr(stderr), "stderr")
-	cmd.ExtraFiles = []*os.File{os.NewFile(uintptr(life), "life"), locked, w}
+	cmd.ExtraFiles = []*os.File{os.NewFile(uintptr(life), "life"), lockDatabase(database), w}
 	if err := cmd.Run(); err != nil {
 		return "", err
 	}
