@@ -121,23 +121,19 @@ func (p *prepareCalls) begin(ctx context.Context, id registry.AllocID) (limited 
 
 // stop ends the calls of the alloc, and returns when they have ended, or ctx has.
 func (p *prepareCalls) stop(ctx context.Context, id registry.AllocID) {
-	for _, call := range p.cancel(id) {
+	var stopped []*prepareCall
+	p.mu.Lock()
+	for call := range p.calls {
+		if call.alloc == id {
+			call.cancel(registry.Errorf(registry.ErrConflict, "alloc %s is being released", id))
+			stopped = append(stopped, call)
+		}
+	}
+	p.mu.Unlock()
+	for _, call := range stopped {
 		select {
 		case <-call.ended:
 		case <-ctx.Done():
 		}
 	}
-}
-
-// cancel cancels the calls of the alloc and returns them.
-func (p *prepareCalls) cancel(id registry.AllocID) (calls []*prepareCall) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for call := range p.calls {
-		if call.alloc == id {
-			call.cancel(registry.Errorf(registry.ErrConflict, "alloc %s is being released", id))
-			calls = append(calls, call)
-		}
-	}
-	return calls
 }

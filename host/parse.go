@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 
 	pb "holdfast/proto/holdfast/v1"
@@ -28,11 +29,8 @@ func (h *Host) Parse(ctx context.Context, src Source, o ParseOptions) (*Job, Dia
 		Call: &pb.Call{}, Source: sourceProto(src), Dir: o.Dir,
 		Variables: o.Variables, VariableFiles: convert(o.VariableFiles, sourceProto), Validate: o.Validate,
 	})
-	if err != nil {
-		return nil, nil, err
-	}
 	diags := wire.Diagnostics(reply.GetDiagnostics())
-	return wire.Job(reply.GetJob()), diags, diags.Err()
+	return wire.Job(reply.GetJob()), diags, cmp.Or(err, diags.Err())
 }
 
 // ParseVolume reads a volume specification file. Errors are as with Parse.
@@ -41,11 +39,8 @@ func (h *Host) ParseVolume(ctx context.Context, src Source, o ParseOptions) (Vol
 		Call: &pb.Call{}, Source: sourceProto(src), Dir: o.Dir,
 		Variables: o.Variables, VariableFiles: convert(o.VariableFiles, sourceProto), Validate: o.Validate,
 	})
-	if err != nil {
-		return VolumeSpec{}, nil, err
-	}
 	diags := wire.Diagnostics(reply.GetDiagnostics())
-	return wire.VolumeSpec(reply.GetSpec()), diags, diags.Err()
+	return wire.VolumeSpec(reply.GetSpec()), diags, cmp.Or(err, diags.Err())
 }
 
 func sourceProto(s Source) *pb.Source { return &pb.Source{Name: s.Name, Text: s.Text} }

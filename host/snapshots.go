@@ -15,10 +15,7 @@ import (
 func (h *Host) CreateSnapshot(ctx context.Context, s SnapshotSpec) (Snapshot, error) {
 	reply, err := call(ctx, h, writes, pb.NewSnapshotsClient, pb.SnapshotsClient.Create,
 		&pb.CreateSnapshotRequest{Call: mutating(), Spec: wire.SnapshotSpecProto(s)})
-	if err != nil {
-		return Snapshot{}, err
-	}
-	return wire.Snapshot(reply.GetSnapshot()), nil
+	return wire.Snapshot(reply.GetSnapshot()), err
 }
 
 // CreateGroupSnapshot takes snapshots of several volumes at one point in time (CreateVolumeGroupSnapshot of CSI), and
@@ -28,10 +25,7 @@ func (h *Host) CreateSnapshot(ctx context.Context, s SnapshotSpec) (Snapshot, er
 func (h *Host) CreateGroupSnapshot(ctx context.Context, s SnapshotSpec) (Snapshot, error) {
 	reply, err := call(ctx, h, writes, pb.NewSnapshotsClient, pb.SnapshotsClient.CreateGroup,
 		&pb.CreateSnapshotRequest{Call: mutating(), Spec: wire.SnapshotSpecProto(s)})
-	if err != nil {
-		return Snapshot{}, err
-	}
-	return wire.Snapshot(reply.GetSnapshot()), nil
+	return wire.Snapshot(reply.GetSnapshot()), err
 }
 
 // DeleteGroupSnapshot has the plugin delete the group snapshot with all its snapshots, and removes its record.

@@ -59,8 +59,5 @@ func (h *Host) Doctor(ctx context.Context, repair bool, digest string) (Diagnosi
 		req.Call, a = mutating(), writes
 	}
 	reply, err := call(ctx, h, a, pb.NewControlClient, pb.ControlClient.Doctor, req)
-	if err != nil {
-		return Diagnosis{}, err
-	}
-	return wire.Diagnosis(reply), nil
+	return wire.Diagnosis(reply), err
 }
