@@ -21,8 +21,8 @@ import (
 type gate struct {
 	mu         sync.Mutex // guards all below; held only to read or change it
 	active     *shim      // nil: all calls are held
-	holdWrites bool
-	waited     int           // calls that had to wait since holdWrites was last set
+	writesHeld bool
+	heldCalls  int           // calls that had to wait since writesHeld was last set
 	why        error         // why calls are held
 	closed     error         // set for good by shut
 	changed    chan struct{} // closed and replaced at each change
@@ -38,10 +38,11 @@ func (g *gate) set(f func()) {
 	g.changed = make(chan struct{})
 }
 
-func (g *gate) open(sh *shim) { g.set(func() { g.active, g.holdWrites, g.why = sh, false, nil }) }
+// open sends all calls to a shim.
+func (g *gate) open(p peer) { g.set(func() { g.active, g.writesHeld, g.why = p.(*shim), false, nil }) }
 
-// hold holds calls that change something, and begins to count those that wait.
-func (g *gate) hold() { g.set(func() { g.holdWrites, g.waited = true, 0 }) }
+// holdWrites holds calls that change something, and begins to count those that wait.
+func (g *gate) holdWrites() { g.set(func() { g.writesHeld, g.heldCalls = true, 0 }) }
 
 // holdAll holds all calls.
 func (g *gate) holdAll(why error) { g.set(func() { g.active, g.why = nil, why }) }
@@ -49,19 +50,11 @@ func (g *gate) holdAll(why error) { g.set(func() { g.active, g.why = nil, why })
 // shut fails all calls for good.
 func (g *gate) shut(why error) { g.set(func() { g.active, g.closed = nil, why }) }
 
-// countHeld returns how many calls had to wait since hold.
+// countHeld returns how many calls had to wait since holdWrites.
 func (g *gate) countHeld() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.waited
-}
-
-// gateOps returns the gate as a swap uses it.
-func (h *Host) gateOps() gateOps {
-	return gateOps{
-		holdWrites: h.gate.hold, holdAll: h.gate.holdAll, held: h.gate.countHeld,
-		open: func(p peer) { h.gate.open(p.(*shim)) },
-	}
+	return g.heldCalls
 }
 
 // access says whether a call changes the state.
@@ -94,7 +87,7 @@ func (g *gate) decide(a access, avoid *shim) passage {
 	p := passage{changed: g.changed, why: g.why, closed: g.closed}
 	switch {
 	case g.active == nil || g.active == avoid:
-	case g.holdWrites && a == writes:
+	case g.writesHeld && a == writes:
 		p.why = errReplacing
 	default:
 		p.shim = g.active
@@ -105,24 +98,24 @@ func (g *gate) decide(a access, avoid *shim) passage {
 func (g *gate) countWaiting() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.waited++
+	g.heldCalls++
 }
 
 // retrySame is the pause before a call that was cut off at a shim is repeated at the same shim. If that shim is still
 // active, only its connection broke.
 const retrySame = 100 * time.Millisecond
 
-// held tracks how long a call waits for shims.
-type held struct {
+// shimWait tracks how long a call waits for shims.
+type shimWait struct {
 	left time.Duration // how long it may still wait
 	why  error         // why it waits, or waited until its time was up; nil: neither
 }
 
-// enter waits for an active shim until h.left is used up or ctx ends. If both end at once, enter reports the end of
+// enter waits for an active shim until w.left is used up or ctx ends. If both end at once, enter reports the end of
 // ctx. For retrySame it does not return avoid, the shim at which the call was cut off: that shim is most likely dead.
-func (g *gate) enter(ctx context.Context, a access, h *held, avoid *shim) (*shim, error) {
+func (g *gate) enter(ctx context.Context, a access, w *shimWait, avoid *shim) (*shim, error) {
 	began := time.Now()
-	defer func() { h.left -= time.Since(began) }()
+	defer func() { w.left -= time.Since(began) }()
 	var limit, retry <-chan time.Time // nil: the call has not had to wait
 	for {
 		p := g.decide(a, avoid)
@@ -130,17 +123,17 @@ func (g *gate) enter(ctx context.Context, a access, h *held, avoid *shim) (*shim
 		case p.closed != nil:
 			return nil, p.closed
 		case limit != nil && ctx.Err() != nil:
-			return nil, noShim(h.why, context.Cause(ctx))
+			return nil, noShim(w.why, context.Cause(ctx))
 		case p.shim != nil:
 			if !timeIsUp(ctx) {
-				h.why = nil // a later timeout is not due to the wait
+				w.why = nil // a later timeout is not due to the wait
 			}
 			return p.shim, nil
 		case limit == nil:
 			g.countWaiting()
-			limit, retry = time.After(h.left), time.After(retrySame)
+			limit, retry = time.After(w.left), time.After(retrySame)
 		}
-		h.why = cmp.Or(p.why, errUnanswered)
+		w.why = cmp.Or(p.why, errUnanswered)
 		select {
 		case <-p.changed:
 		case <-retry:
@@ -148,7 +141,7 @@ func (g *gate) enter(ctx context.Context, a access, h *held, avoid *shim) (*shim
 		case <-ctx.Done():
 		case <-limit:
 			if !timeIsUp(ctx) {
-				return nil, noShim(h.why, errHeld)
+				return nil, noShim(w.why, errHeld)
 			}
 			<-ctx.Done()
 		}
@@ -157,16 +150,16 @@ func (g *gate) enter(ctx context.Context, a access, h *held, avoid *shim) (*shim
 
 // timeoutError returns the error of a call that got no answer in time. It includes why no shim is active, or why the
 // call was held until its time was up.
-func (g *gate) timeoutError(h held, end error) error {
+func (g *gate) timeoutError(w shimWait, end error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.active == nil && g.why != nil {
-		h.why = g.why
+		w.why = g.why
 	}
-	if h.why == nil {
+	if w.why == nil {
 		return end
 	}
-	return noShim(h.why, end)
+	return noShim(w.why, end)
 }
 
 // noShim returns the error of a call that was held. end is what ended the wait, why the reason for the wait.
@@ -202,7 +195,7 @@ func call[Client, Request, Reply any](
 // may be repeated, and writes carry an operation id. A call waits for shims for at most MaxHold in all, so a call that
 // kills every shim ends.
 func (h *Host) do(ctx context.Context, a access, f func(ctx context.Context, sh *shim) error) error {
-	wait := held{left: h.config.MaxHold}
+	wait := shimWait{left: h.config.MaxHold}
 	var avoid *shim
 	for {
 		sh, err := h.gate.enter(ctx, a, &wait, avoid)

@@ -39,7 +39,7 @@ func TestHeldCallKeepsItsOwnDeadline(t *testing.T) {
 	} {
 		bubble(t, name, func(t *testing.T) {
 			for range 20 { // timers that are due at once are handled in any order
-				h := &Host{gate: newGate(), config: Config{MaxHold: maxHold}}
+				h := &Host{gate: newGate(), config: Config{MaxHold: maxHold}, closing: t.Context()}
 				h.gate.holdAll(c.why)
 				if c.opens > 0 {
 					time.AfterFunc(c.opens, func() { h.gate.open(&shim{}) })

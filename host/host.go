@@ -71,7 +71,7 @@ func Open(ctx context.Context, c Config) (*Host, error) {
 		return nil, errors.Join(err, h.unlockState())
 	}
 	h.pruneBinaries()
-	s := newSupervisor(h, h.gateOps(), first)
+	s := newSupervisor(h, h.gate, first)
 	h.supervisor.Go(func() { h.endErr = s.run(run) })
 	return h, nil
 }

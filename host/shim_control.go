@@ -109,13 +109,14 @@ func (s *shim) snapshot(ctx context.Context, file string) error {
 	return s.callError(ctx, err)
 }
 
-// rehearse has a candidate take over a copy of the state.
-func (s *shim) rehearse(ctx context.Context, file string) (rehearsal, error) {
+// rehearse has a candidate take over a copy of the state. readable is the oldest schema that can read the copy after
+// its migration; zero: unknown.
+func (s *shim) rehearse(ctx context.Context, file string) (warnings []string, readable uint32, err error) {
 	reply, err := s.control().Rehearse(ctx, &pb.RehearseRequest{Call: &pb.Call{}, Copy: file})
 	if err != nil {
-		return rehearsal{}, s.candidateError(ctx, err)
+		return nil, 0, s.candidateError(ctx, err)
 	}
-	return rehearsal{reply.GetWarnings(), reply.GetReadable()}, nil
+	return reply.GetWarnings(), reply.GetReadable(), nil
 }
 
 // checkReadable returns an error unless this shim can read a state that requires at least the given schema. This shim

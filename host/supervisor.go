@@ -16,7 +16,7 @@ import (
 // goroutines: starting a shim, and ending an old one.
 type supervisor struct {
 	*Host
-	gate         gateOps
+	gate         swapGate
 	active       peer            // nil: none, and the next start is due or under way
 	activeCtx    context.Context // ends when active is not the active shim any more
 	deactivate   context.CancelFunc
@@ -92,7 +92,7 @@ func newBackoff(first, longest time.Duration) *backoff.ExponentialBackOff {
 }
 
 // newSupervisor returns a supervisor of a shim that is active already.
-func newSupervisor(h *Host, gate gateOps, first peer) *supervisor {
+func newSupervisor(h *Host, gate swapGate, first peer) *supervisor {
 	s := &supervisor{Host: h, gate: gate, deactivate: func() {}, pauses: newStartPauses()}
 	s.serve(first)
 	return s
@@ -218,8 +218,7 @@ var errDied = errors.New("it has died")
 // work comes afterwards: the removal of the dead shim's files, and writes to a disk that may hang.
 func (s *supervisor) restart(ctx context.Context) {
 	dead, baked, killed := s.active, s.endBake(), s.killed
-	s.gate.holdAll(errDied)
-	s.shimState.down(errDied, s.pauses.failures, *s.running.Load(), time.Time{})
+	s.down(errDied, time.Time{})
 	revived := baked != nil && s.rollBack(ctx, baked)
 	if revived {
 		s.serve(baked.standby)
@@ -260,17 +259,18 @@ func (s *supervisor) cleanUp(ctx context.Context, dead peer) {
 // killUnresponsive kills a shim that does not answer. If it does not exit, calls wait until it does.
 func (s *supervisor) killUnresponsive(ctx context.Context) {
 	s.unresponsive, s.killed = nil, true
-	s.down(fmt.Errorf("the shim has given no answer for %s, and is killed", s.config.AnswerTimeout))
+	s.down(fmt.Errorf("the shim has given no answer for %s, and is killed", s.config.AnswerTimeout), time.Time{})
 	if err := kill(ctx, s.active); err != nil {
-		s.down(fmt.Errorf("the shim has given no answer for %s: %w: %w", s.config.AnswerTimeout, errUnkillable, err))
+		s.down(fmt.Errorf("the shim has given no answer for %s: %w: %w", s.config.AnswerTimeout, errUnkillable, err),
+			time.Time{})
 		s.noteUnkillable(s.active)
 	}
 }
 
-// down holds all calls and records why.
-func (s *supervisor) down(why error) {
+// down holds all calls, and records why and when the next start is due; zero: unknown.
+func (s *supervisor) down(why error, nextStart time.Time) {
 	s.gate.holdAll(why)
-	s.shimState.down(why, s.pauses.failures, *s.running.Load(), time.Time{})
+	s.shimState.down(why, s.pauses.failures, *s.running.Load(), nextStart)
 }
 
 // noteUnkillable adds the killed shims that have not exited to s.unkillable.
@@ -293,14 +293,13 @@ func (s *supervisor) reap(ctx context.Context) {
 func (s *supervisor) planStart(what string, why error) (pause time.Duration) {
 	s.active, s.unresponsive = nil, nil
 	s.deactivate()
-	s.gate.holdAll(why)
 	pause = s.pauses.next()
 	s.nextStart = time.NewTimer(pause)
 	due := time.Now().Add(pause)
 	if len(s.unkillable) > 0 {
 		due = time.Time{} // unknown
 	}
-	s.shimState.down(why, s.pauses.failures, *s.running.Load(), due)
+	s.down(why, due)
 	s.config.Logger.Error(what+"; it is started again", "in", pause, "failures in a row", s.pauses.failures, "error",
 		why)
 	return pause

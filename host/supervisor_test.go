@@ -5,7 +5,6 @@ import (
 	"errors"
 	"path/filepath"
 	"slices"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,7 +19,7 @@ type harness struct {
 	t      *testing.T
 	host   *Host
 	owner  string
-	open   atomic.Pointer[fakePeer] // the peer that calls go to; nil: they are held
+	gate   fakeGate
 	leave  context.CancelCauseFunc
 	ended  chan error
 	first  *fakePeer
@@ -46,7 +45,7 @@ func newHarness(t *testing.T, c Config) *harness {
 	h.host.running.Store(&digest{})
 	h.host.closing, h.leave = context.WithCancelCause(t.Context())
 	h.first = h.peer("first")
-	s := newSupervisor(h.host, h.gateOps(), h.first)
+	s := newSupervisor(h.host, &h.gate, h.first)
 	go func() { h.ended <- s.run(h.host.closing) }()
 	t.Cleanup(h.close)
 	return h
@@ -62,13 +61,6 @@ func (h *harness) peer(name string) *fakePeer {
 	return newFakePeer(name, faults{}, new([]string), &h.owner)
 }
 
-func (h *harness) gateOps() gateOps {
-	return gateOps{
-		holdWrites: func() {}, holdAll: func(error) { h.open.Store(nil) }, held: func() int { return 0 },
-		open: func(p peer) { h.open.Store(p.(*fakePeer)) },
-	}
-}
-
 func (h *harness) swapToSecond() {
 	h.t.Helper()
 	h.second = h.peer("second")
@@ -79,7 +71,7 @@ func (h *harness) swapToSecond() {
 
 func (h *harness) swap(next *fakePeer) error {
 	s := &swap{
-		next: next, gate: h.gateOps(), limits: limitsWithin(defaultBudget),
+		next: next, gate: &h.gate, limits: limitsWithin(defaultBudget),
 		progress: func(SwapReport, SwapStep) {}, report: SwapReport{Began: time.Now()},
 	}
 	p := &preparedSwap{ctx: h.t.Context(), swap: s, done: make(chan error, 1)}
@@ -137,8 +129,8 @@ func TestBakeEndsWithAnAnswer(t *testing.T) {
 			if got := h.outcome(); got != c.outcome {
 				t.Errorf("the swap is %s", got)
 			}
-			if back := c.outcome == SwapRolledBack; isDead(h.first) == back || back && h.open.Load() != h.first {
-				t.Errorf("the old shim is dead: %t; calls go to %v", isDead(h.first), h.open.Load())
+			if back := c.outcome == SwapRolledBack; isDead(h.first) == back || back && h.gate.active.Load() != h.first {
+				t.Errorf("the old shim is dead: %t; calls go to %v", isDead(h.first), h.gate.active.Load())
 			}
 		})
 	}
@@ -155,8 +147,8 @@ func TestStandbyThatWasFrozenTakesOverOnceItAnswers(t *testing.T) {
 		time.Sleep(time.Minute)
 		_ = h.second.kill(t.Context())
 		time.Sleep(time.Minute)
-		if got := h.outcome(); got != SwapRolledBack || h.open.Load() != h.first || isDead(h.first) {
-			t.Errorf("the swap is %s; calls go to %v", got, h.open.Load())
+		if got := h.outcome(); got != SwapRolledBack || h.gate.active.Load() != h.first || isDead(h.first) {
+			t.Errorf("the swap is %s; calls go to %v", got, h.gate.active.Load())
 		}
 		h.first.frozen.Store(true)
 		time.Sleep(time.Minute)
@@ -202,8 +194,9 @@ func TestRollbackRevivesTheOldShimFirst(t *testing.T) {
 			synctest.Wait()
 			began := time.Now()
 			_ = h.second.kill(t.Context())
-			if synctest.Wait(); h.open.Load() != h.first || !h.host.ShimState().Serving || time.Since(began) > 0 {
-				t.Errorf("calls go to %v after %v", h.open.Load(), time.Since(began))
+			synctest.Wait()
+			if at := h.gate.active.Load(); at != h.first || !h.host.ShimState().Serving || time.Since(began) > 0 {
+				t.Errorf("calls go to %v after %v", at, time.Since(began))
 			}
 			close(until)
 			time.Sleep(time.Minute)
@@ -225,14 +218,14 @@ func TestOldShimEndsBesideTheSupervisor(t *testing.T) {
 		"the active one dies": func(h *harness) {
 			_ = h.second.kill(h.t.Context())
 			synctest.Wait()
-			if at := h.open.Load(); at != nil || h.host.ShimState().Serving {
+			if at := h.gate.active.Load(); at != nil || h.host.ShimState().Serving {
 				h.t.Errorf("calls go to %v: %+v", at, h.host.ShimState())
 			}
 		},
 		"the next swap": func(h *harness) {
 			third := h.peer("third")
-			if err := h.swap(third); err != nil || h.open.Load() != third {
-				h.t.Errorf("%v; calls go to %v", err, h.open.Load())
+			if err := h.swap(third); err != nil || h.gate.active.Load() != third {
+				h.t.Errorf("%v; calls go to %v", err, h.gate.active.Load())
 			}
 			if all := h.host.history.list(); len(all) != 2 || all[1].Outcome != SwapCommitted || !isDead(h.first) {
 				h.t.Errorf("%+v; the first shim is dead: %t", all, isDead(h.first))
@@ -283,9 +276,9 @@ func TestNoShimIsStartedBesideAnUnkillableOne(t *testing.T) {
 				}
 				time.Sleep(time.Minute)
 				synctest.Wait()
-				if st := h.host.ShimState(); h.open.Load() != nil || st.Serving || st.Failures != failures ||
+				if st := h.host.ShimState(); h.gate.active.Load() != nil || st.Serving || st.Failures != failures ||
 					!st.Next.IsZero() {
-					t.Errorf("calls go to %v: %+v", h.open.Load(), st)
+					t.Errorf("calls go to %v: %+v", h.gate.active.Load(), st)
 				}
 			}
 			close(h.first.gone)

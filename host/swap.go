@@ -110,18 +110,18 @@ type peer interface {
 	pid() int
 }
 
-// gateOps are how a swap holds calls.
-type gateOps struct {
-	holdWrites func()          // hold calls that change something
-	holdAll    func(why error) // hold the others too
-	open       func(peer)      // send all calls to a shim
-	held       func() int      // count calls that had to wait since holdWrites
+// swapGate holds calls during a swap.
+type swapGate interface {
+	holdWrites()       // hold calls that change something
+	holdAll(why error) // hold the others too
+	open(peer)         // send all calls to a shim
+	countHeld() int    // calls that had to wait since holdWrites
 }
 
 // swap is one run of the protocol.
 type swap struct {
 	old, next peer // old is nil if no shim is active
-	gate      gateOps
+	gate      swapGate
 	limits    limits
 	began     time.Time // when calls began to wait
 	handoff   handoff
@@ -162,7 +162,7 @@ func (s *swap) handOver(ctx context.Context) (active peer, err error) {
 	if err := s.step(SwapActivate, func() error { return s.activate(ctx) }); err != nil {
 		return s.rollBack(ctx, err)
 	}
-	return s.resume()
+	return s.resume(), nil
 }
 
 // activateOnly takes over a state that no shim has open. All calls are held already.
@@ -170,20 +170,20 @@ func (s *swap) activateOnly(ctx context.Context) (active peer, err error) {
 	if err := s.step(SwapActivate, func() error { return s.activate(ctx) }); err != nil {
 		return nil, errors.Join(err, s.killNext(ctx))
 	}
-	return s.resume()
+	return s.resume(), nil
 }
 
-// resume sends the held calls to the new shim.
-func (s *swap) resume() (active peer, err error) {
+// resume sends the held calls to the new shim, and returns it.
+func (s *swap) resume() (active peer) {
 	_ = s.step(SwapResume, func() error { s.gate.open(s.next); return nil })
 	s.report.Outcome = SwapBaking
-	return s.next, nil
+	return s.next
 }
 
 // recordHold notes how long calls were held, if they were.
 func (s *swap) recordHold() {
 	if !s.began.IsZero() {
-		s.report.HeldSince, s.report.Hold, s.report.Held = s.began, time.Since(s.began), s.gate.held()
+		s.report.HeldSince, s.report.Hold, s.report.Held = s.began, time.Since(s.began), s.gate.countHeld()
 	}
 }
 

@@ -74,7 +74,7 @@ func (h *Host) swap(ctx context.Context, s *swap, b Binary) error {
 	if err != nil {
 		return err
 	}
-	s.next, s.gate, s.limits = next, h.gateOps(), limitsWithin(h.config.SwapBudget)
+	s.next, s.gate, s.limits = next, h.gate, limitsWithin(h.config.SwapBudget)
 	p := &preparedSwap{ctx: ctx, swap: s, digest: binary, done: make(chan error, 1)}
 	select {
 	case h.swaps <- p:
@@ -99,7 +99,7 @@ func (h *Host) prepare(ctx context.Context, s *swap, binary digest) (*shim, erro
 			return err
 		}
 		s.report.Protocol = next.process.Protocol()
-		s.report.Warnings, err = h.rehearse(limited, next.rehearse)
+		s.report.Warnings, err = h.rehearse(limited, next)
 		return err
 	})
 	if err != nil && next != nil {
@@ -119,17 +119,9 @@ var errNoCopy = errors.New(
 	"the running shim gives no copy of the state, so the new one takes it over without having tried that",
 )
 
-// rehearsal is the result of taking over a copy of the state.
-type rehearsal struct {
-	warnings []string // for people
-	readable uint32   // oldest schema that can read the state after the candidate has migrated it; zero: unknown
-}
-
 // rehearse has a candidate take over a copy of the active shim's state. The active shim must be able to read the
-// result.
-func (h *Host) rehearse(
-	ctx context.Context, rehearse func(ctx context.Context, file string) (rehearsal, error),
-) (warnings []string, err error) {
+// result. The warnings are for people.
+func (h *Host) rehearse(ctx context.Context, candidate *shim) (warnings []string, err error) {
 	const files = rehearsalFile + "*"
 	if err := h.config.removeFiles(files); err != nil {
 		return nil, err
@@ -143,17 +135,17 @@ func (h *Host) rehearse(
 	case err != nil:
 		return nil, fmt.Errorf("copy the state: %w", err)
 	}
-	result, err := rehearse(ctx, file)
+	warnings, readable, err := candidate.rehearse(ctx, file)
 	if err == nil {
-		err = old.checkReadable(result.readable)
+		err = old.checkReadable(readable)
 	}
-	return result.warnings, err
+	return warnings, err
 }
 
 // copyState has the active shim write a copy of its state. It returns errNoCopy if no shim is active, or if the active
 // shim does not answer or dies.
 func (h *Host) copyState(ctx context.Context, file string) (*shim, error) {
-	old, err := h.gate.enter(ctx, reads, &held{left: pingLimit}, nil)
+	old, err := h.gate.enter(ctx, reads, &shimWait{left: pingLimit}, nil)
 	if err == nil {
 		limited, cancel := context.WithTimeout(ctx, pingLimit)
 		defer cancel()

@@ -215,6 +215,37 @@ var swapCases = []struct {
 		calls: "hold writes, old quiesce, old release, hold all, new activate, new kill"},
 }
 
+// fakeGate records its calls in the script of the peers, if there is one.
+type fakeGate struct {
+	script       *[]string
+	active       atomic.Pointer[fakePeer] // the peer that calls go to; nil: they are held
+	held, opened time.Time                // when calls began to be held, and when they went on
+}
+
+func (g *fakeGate) note(call string) {
+	if g.script != nil {
+		*g.script = append(*g.script, call)
+	}
+}
+
+func (g *fakeGate) holdWrites() {
+	g.note("hold writes")
+	g.held = time.Now()
+}
+
+func (g *fakeGate) holdAll(error) {
+	g.note("hold all")
+	g.active.Store(nil)
+}
+
+func (g *fakeGate) open(p peer) {
+	g.note("open " + p.(*fakePeer).name)
+	g.opened = time.Now()
+	g.active.Store(p.(*fakePeer))
+}
+
+func (g *fakeGate) countHeld() int { return 7 }
+
 func newFakePeer(name string, f faults, script *[]string, owner *string) *fakePeer {
 	return &fakePeer{faults: f, name: name, script: script, owner: owner, gone: make(chan struct{})}
 }
@@ -241,17 +272,10 @@ func TestSwapProtocol(t *testing.T) {
 					cancel()
 				}
 				defer cancel()
-				var held, opened time.Time
+				gate := &fakeGate{script: &script}
 				s := &swap{
 					old: old, next: next, progress: func(SwapReport, SwapStep) {}, limits: limitsWithin(defaultBudget),
-					report: SwapReport{Outcome: SwapRefused}, gate: gateOps{
-						holdWrites: func() { script, held = append(script, "hold writes"), time.Now() },
-						holdAll:    func(error) { script = append(script, "hold all") },
-						held:       func() int { return 7 },
-						open: func(p peer) {
-							script, opened = append(script, "open "+p.(*fakePeer).name), time.Now()
-						},
-					},
+					report: SwapReport{Outcome: SwapRefused}, gate: gate,
 				}
 				active, err := s.handOver(ctx)
 				got := ""
@@ -266,9 +290,10 @@ func TestSwapProtocol(t *testing.T) {
 					(r.Held == 7) == c.nextDies {
 					t.Errorf("%v; %+v", err, r)
 				}
-				if r.HeldSince != held || !held.IsZero() && !opened.IsZero() && r.HeldSince.Add(r.Hold) != opened {
-					t.Errorf("calls were held from %s until %s; the report has %s for %s", held, opened, r.HeldSince,
-						r.Hold)
+				if r.HeldSince != gate.held ||
+					!gate.held.IsZero() && !gate.opened.IsZero() && r.HeldSince.Add(r.Hold) != gate.opened {
+					t.Errorf("calls were held from %s until %s; the report has %s for %s", gate.held, gate.opened,
+						r.HeldSince, r.Hold)
 				}
 				if err != nil && !strings.Contains(err.Error(), "swap: "+string(c.failed)+": ") {
 					t.Errorf("the error does not name its step: %v", err)

@@ -89,7 +89,7 @@ func follow[Client, Request, Message any](
 	method func(Client, context.Context, Request, ...grpc.CallOption) (grpc.ServerStreamingClient[Message], error),
 	req Request, fn func(*Message) error,
 ) error {
-	pauses, wait := newBackoff(firstReopen, longestReopen), held{left: h.config.MaxHold}
+	pauses, wait := newBackoff(firstReopen, longestReopen), shimWait{left: h.config.MaxHold}
 	var stop error
 	for {
 		err := h.openOnce(ctx, &wait, func(ctx context.Context, conn grpc.ClientConnInterface) error {
@@ -120,8 +120,8 @@ func follow[Client, Request, Message any](
 		case wait.left <= pause:
 			return err
 		}
-		if closed := h.gate.decide(reads, nil).closed; closed != nil {
-			return closed
+		if h.closing.Err() != nil {
+			return context.Cause(h.closing)
 		}
 		h.config.Logger.Debug("opening a stream again", "in", pause, "error", err)
 		select {
@@ -143,7 +143,7 @@ func causeOf(ctx context.Context, err error) error {
 
 // openOnce waits for an active shim, opens a stream there, and reads it to its end.
 func (h *Host) openOnce(
-	ctx context.Context, wait *held, read func(context.Context, grpc.ClientConnInterface) error,
+	ctx context.Context, wait *shimWait, read func(context.Context, grpc.ClientConnInterface) error,
 ) error {
 	sh, err := h.gate.enter(ctx, reads, wait, nil)
 	if err != nil {
