@@ -10,10 +10,10 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"golang.org/x/net/netutil"
 
 	"holdfast/host"
 	"holdfast/host/agent"
@@ -25,7 +25,7 @@ const (
 	renderLimit  = 3 * time.Second        // for the answer of the shim; after that the page says what is missing
 	renderPause  = time.Second            // from one render to the next, which all browsers share
 	streamsMax   = 32                     // browsers with an open stream of changes
-	openMax      = 128                    // connections; further ones are refused
+	openMax      = 128                    // connections; further ones wait
 	streamPause  = 500 * time.Millisecond // between two messages to a browser
 	streamTick   = 5 * time.Second        // between messages without a change, which update times, waits and swaps
 	writeLimit   = 10 * time.Second       // for a browser to take a message
@@ -47,7 +47,6 @@ type Sources struct {
 type Server struct {
 	sources Sources
 	log     hclog.Logger
-	open    atomic.Int32  // connections
 	renders chan struct{} // holds a value while the page is being rendered; guards latest and began
 	latest  rendered
 	began   time.Time     // start of the last render, even if its client has left
@@ -75,19 +74,11 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	wg.Go(func() { s.followRecords(life) })
 	web := &http.Server{
 		Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second, WriteTimeout: time.Minute,
-		IdleTimeout:    5 * time.Minute,
-		MaxHeaderBytes: 64 << 10, BaseContext: func(net.Listener) context.Context { return life },
-		ConnContext: func(ctx context.Context, _ net.Conn) context.Context {
-			return context.WithValue(ctx, refusedKey{}, s.open.Add(1) > openMax)
-		},
-		ConnState: func(_ net.Conn, state http.ConnState) {
-			if state == http.StateClosed {
-				s.open.Add(-1)
-			}
-		},
+		IdleTimeout: 5 * time.Minute, MaxHeaderBytes: 64 << 10,
+		BaseContext: func(net.Listener) context.Context { return life },
 	}
 	served := make(chan error, 1)
-	wg.Go(func() { served <- web.Serve(l) })
+	wg.Go(func() { served <- web.Serve(netutil.LimitListener(l, openMax)) })
 	select {
 	case err := <-served:
 		return fmt.Errorf("serve the status page: %w", err)
@@ -120,9 +111,6 @@ func (s *Server) handler() http.Handler {
 	return guard(mux)
 }
 
-// refusedKey is the key of a bool in the context of a connection. It is true if the connection exceeds the limit.
-type refusedKey struct{}
-
 // guard sets headers that isolate the page from other pages. On a loopback address, it answers only requests for names
 // of this machine. Otherwise a foreign web page whose name resolves to 127.0.0.1 (DNS rebinding) could read the answer.
 func guard(next http.Handler) http.Handler {
@@ -135,13 +123,6 @@ func guard(next http.Handler) http.Handler {
 		h.Set("Cross-Origin-Resource-Policy", "same-origin")
 		h.Set("Cross-Origin-Opener-Policy", "same-origin")
 		h.Set("Cache-Control", "no-store")
-		if refused, _ := r.Context().Value(refusedKey{}).(bool); refused {
-			h.Set("Connection", "close")
-			http.Error(w, fmt.Sprintf("%d connections to this page are open, which is the limit; try again later",
-				openMax),
-				http.StatusServiceUnavailable)
-			return
-		}
 		at, _ := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
 		if at != nil && at.IP.IsLoopback() && !isLoopback(r.Host) {
 			http.Error(w, "this address answers to http://"+at.String()+" and http://localhost only",
