@@ -26,11 +26,14 @@ func (m *Controller) Attach(
 	if at.State == registry.MarkDone && at.Usage.Staging() == u.Staging() && at.NodeID == to.ID {
 		return nil
 	}
-	inst, has, err := m.attacher(ctx, v, at)
+	if v.Unattached && at.State == registry.MarkNone && !m.controllerHealthy(v.Plugin) {
+		return nil
+	}
+	inst, err := m.controllerOf(ctx, v.Plugin, AwaitsAttacher(v, at))
 	if err != nil {
 		return fmt.Errorf("attach volume %s: %w", v.VolumeName(), err)
 	}
-	if at.State == registry.MarkNone && !(has && inst.Fingerprint.Has(registry.AttachDetach)) {
+	if at.State == registry.MarkNone && !inst.Fingerprint.Has(registry.AttachDetach) {
 		return nil
 	}
 	if to.ID == "" {
@@ -54,17 +57,6 @@ func (m *Controller) Attach(
 // attachable reports whether the volume may be attached at all.
 func attachable(v registry.Volume, at registry.Attachment, used bool) bool {
 	return !v.Ephemeral && (at.State != registry.MarkNone || !used)
-}
-
-// attacher returns the plugin's controller. It returns has == false if the plugin needs no controller to attach the
-// volume.
-func (m *Controller) attacher(
-	ctx context.Context, v registry.Volume, at registry.Attachment,
-) (inst registry.Instance, has bool, err error) {
-	if v.Unattached && at.State == registry.MarkNone && !m.controllerHealthy(v.Plugin) {
-		return inst, false, nil
-	}
-	return m.controller(ctx, v.Plugin, AwaitsAttacher(v, at))
 }
 
 // attachment returns the attachment of the volume to a node. It returns the zero value if there is none.
@@ -217,7 +209,7 @@ func (m *Controller) AwaitAttach(
 		return err
 	}
 	waits(fmt.Sprintf("the controller of plugin %s", v.Plugin))
-	if _, _, err := m.controller(ctx, v.Plugin, certain); err != nil {
+	if _, err := m.controllerOf(ctx, v.Plugin, certain); err != nil {
 		return fmt.Errorf("attach volume %s: %w", v.VolumeName(), err)
 	}
 	return nil

@@ -99,11 +99,8 @@ func (s *Snapshots) readySnapshot(ctx context.Context, name registry.SnapshotNam
 
 // readBlocks makes one call for blocks.
 func (s *Snapshots) readBlocks(ctx context.Context, snap, base registry.VolumeSnapshot, list *blockList) error {
-	inst, has, err := s.volumes.awaitController(ctx, snap.Plugin, false)
-	if err == nil && (!has || !inst.Fingerprint.Has(registry.SnapshotMetadata)) {
-		err = registry.Errorf(registry.ErrUnsupported, "plugin %s cannot list the blocks of snapshots (it lacks %s)",
-			snap.Plugin, registry.SnapshotMetadata)
-	}
+	inst, err := s.volumes.capable(ctx, snap.Plugin, false, registry.SnapshotMetadata,
+		"cannot list the blocks of snapshots")
 	if err != nil {
 		return err
 	}

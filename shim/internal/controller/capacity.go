@@ -9,14 +9,11 @@ import (
 
 // Capacity asks the plugin's controller for its free space.
 func (m *Controller) Capacity(ctx context.Context, q registry.CapacityQuery) (registry.PluginCapacity, error) {
-	inst, has, err := m.awaitController(ctx, q.Plugin, false)
-	switch {
-	case err != nil:
+	inst, err := m.capable(ctx, q.Plugin, false, registry.GetCapacity, "does not report its capacity")
+	if err != nil {
 		return registry.PluginCapacity{}, err
-	case !has || !inst.Fingerprint.Has(registry.GetCapacity):
-		return registry.PluginCapacity{}, registry.Errorf(registry.ErrUnsupported,
-			"plugin %s does not report its capacity (it lacks %s)", q.Plugin, registry.GetCapacity)
-	case len(q.Topology) > 0 && !inst.Fingerprint.Has(registry.PluginTopology):
+	}
+	if len(q.Topology) > 0 && !inst.Fingerprint.Has(registry.PluginTopology) {
 		return registry.PluginCapacity{}, registry.Errorf(registry.ErrUnsupported,
 			"plugin %s knows no topology (it lacks %s); ask without one", q.Plugin, registry.PluginTopology)
 	}

@@ -39,62 +39,6 @@ func New(calls intent.Calls, driver Driver, node Node, logger hclog.Logger) *Con
 	}
 }
 
-// controller waits for the active controller of the plugin until ctx ends. It returns has == false if the plugin has
-// none. certain means that the plugin is known to have a controller, so a missing one is awaited.
-func (m *Controller) controller(
-	ctx context.Context, id registry.PluginID, certain bool,
-) (inst registry.Instance, has bool, err error) {
-	if !certain {
-		if certain, err = m.Expects(ctx, registry.RoleController, id); err != nil {
-			return inst, false, err
-		}
-	}
-	if !certain {
-		if inst, err = m.anyInstance(ctx, id); err != nil {
-			return inst, false, fmt.Errorf("plugin %s: %w", id, err)
-		}
-		if inst.Role == registry.RoleController {
-			return inst, true, nil
-		}
-		if !inst.Fingerprint.Has(registry.PluginController) {
-			return inst, false, nil
-		}
-	}
-	if inst, err = m.Await(ctx, intent.Caller{}, registry.RoleController, id); err != nil {
-		return inst, false, err
-	}
-	return inst, true, nil
-}
-
-// anyInstance waits for an instance that knows whether the plugin has a controller: the controller or a node plugin.
-func (m *Controller) anyInstance(ctx context.Context, id registry.PluginID) (registry.Instance, error) {
-	for _, role := range []registry.Role{registry.RoleController, registry.RoleNode} {
-		if _, found := m.Plugins.Find(role, id); found {
-			return m.Plugins.Await(ctx, role, id)
-		}
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	type answer struct {
-		registry.Instance
-		error
-	}
-	answers := make(chan answer, 2)
-	for _, role := range []registry.Role{registry.RoleController, registry.RoleNode} {
-		go func() {
-			inst, err := m.Plugins.Await(ctx, role, id)
-			answers <- answer{inst, err}
-		}()
-	}
-	first := <-answers
-	cancel()
-	second := <-answers
-	if first.error != nil && second.error == nil {
-		first = second
-	}
-	return first.Instance, first.error
-}
-
 // sendTo sends a call to the controller of the volume's plugin. Before each try it waits for the controller. Before
 // each further try it resolves the secrets again.
 func (m *Controller) sendTo(

@@ -321,10 +321,7 @@ func placeholderID(s registry.VolumeSpec) registry.ExternalID {
 
 // creator returns the active controller if it supports what the spec needs.
 func (m *Controller) creator(ctx context.Context, s registry.VolumeSpec) (registry.Instance, error) {
-	inst, has, err := m.awaitController(ctx, s.Plugin, false)
-	if err == nil && !has {
-		inst = registry.Instance{} // without capabilities
-	}
+	inst, err := m.awaitController(ctx, s.Plugin, false)
 	if err == nil {
 		err = checkCreator(inst, s)
 	}
@@ -339,7 +336,9 @@ func checkCreator(inst registry.Instance, s registry.VolumeSpec) error {
 			"plugin %s cannot create volumes (it lacks %s); register an existing volume",
 			s.Plugin, registry.CreateDelete)
 	case len(s.Mutable) > 0 && !inst.Fingerprint.Has(registry.ModifyVolume):
-		return fmt.Errorf("%w; remove mutable_parameters, or use parameters", lacksModify(s.Plugin))
+		return registry.Errorf(registry.ErrUnsupported,
+			"plugin %s %s (it lacks %s); remove mutable_parameters, or use parameters",
+			s.Plugin, lacksModify, registry.ModifyVolume)
 	case len(s.Required) > 0 && !inst.Fingerprint.Has(registry.PluginTopology):
 		return registry.Errorf(registry.ErrUnsupported,
 			"plugin %s does not support topology (it lacks %s); remove topology_request.required",

@@ -115,13 +115,8 @@ func (m *Controller) delete(
 		return err
 	}
 	defer unlock()
-	inst, has, err := m.awaitController(ctx, v.Plugin, true)
-	if err != nil {
+	if _, err := m.capable(ctx, v.Plugin, true, registry.CreateDelete, "cannot delete volumes"); err != nil {
 		return err
-	}
-	if !has || !inst.Fingerprint.Has(registry.CreateDelete) {
-		return registry.Errorf(registry.ErrUnsupported, "plugin %s cannot delete volumes (it lacks %s)",
-			v.Plugin, registry.CreateDelete)
 	}
 	if err := m.settleAlteration(ctx, v.VolumeName(), policy); err != nil {
 		return err

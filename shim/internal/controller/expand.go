@@ -111,14 +111,14 @@ func expandsInUse(f registry.Fingerprint) bool {
 // expandModeOf waits for the plugin's controller, or its node plugin if it has no controller, and returns how it
 // expands volumes. It holds no lock while it waits.
 func (m *Controller) expandModeOf(ctx context.Context, v registry.Volume) (expandMode, error) {
-	inst, has, err := m.awaitController(ctx, v.Plugin, v.Created)
+	inst, err := m.awaitController(ctx, v.Plugin, v.Created)
 	if err != nil {
 		return expandMode{}, err
 	}
-	if has && inst.Fingerprint.Has(registry.ControllerExpand) {
+	if inst.Fingerprint.Has(registry.ControllerExpand) {
 		return expandMode{controller: true, online: expandsInUse(inst.Fingerprint)}, nil
 	}
-	if inst.Role != registry.RoleNode {
+	if inst.Role == registry.RoleController {
 		if inst, err = m.awaitNode(ctx, v.Plugin); err != nil {
 			return expandMode{}, err
 		}

@@ -68,14 +68,11 @@ func (m *Controller) eachExternal(
 
 // lister returns the plugin's controller if the plugin can and may be asked for its volumes.
 func (m *Controller) lister(ctx context.Context, id registry.PluginID) (registry.Instance, error) {
-	inst, has, err := m.awaitController(ctx, id, false)
-	switch {
-	case err != nil:
+	inst, err := m.capable(ctx, id, false, registry.ListVolumes, "cannot list volumes")
+	if err != nil {
 		return inst, err
-	case !has || !inst.Fingerprint.Has(registry.ListVolumes):
-		return inst, registry.Errorf(registry.ErrUnsupported, "plugin %s cannot list volumes (it lacks %s)", id,
-			registry.ListVolumes)
-	case inst.Options[registry.OptionListVolumes] == registry.OptionOff:
+	}
+	if inst.Options[registry.OptionListVolumes] == registry.OptionOff {
 		return inst, registry.Errorf(registry.ErrUnsupported,
 			"plugin %s is not asked for its volumes: list_volumes = false in its csi_plugin stanza", id)
 	}
@@ -159,11 +156,11 @@ func adopted(s registry.VolumeSpec, e csi.Entry) (registry.Volume, error) {
 func (m *Controller) describe(
 	ctx context.Context, id registry.PluginID, external registry.ExternalID,
 ) (found csi.Entry, err error) {
-	inst, has, err := m.awaitController(ctx, id, false)
+	inst, err := m.awaitController(ctx, id, false)
 	switch {
 	case err != nil:
 		return found, err
-	case !has:
+	case inst.Role != registry.RoleController:
 		return found, registry.Errorf(registry.ErrUnsupported,
 			"plugin %s has no controller that knows its volumes; use `volume register FILE`", id)
 	case inst.Fingerprint.Has(registry.GetVolume):

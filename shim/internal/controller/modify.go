@@ -64,17 +64,12 @@ func (m *Controller) checkModify(ctx context.Context, v registry.Volume, paramet
 	if err := checkMap("set of mutable parameters", parameters); err != nil {
 		return err
 	}
-	inst, has, err := m.awaitController(ctx, v.Plugin, v.Created)
-	if err == nil && (!has || !inst.Fingerprint.Has(registry.ModifyVolume)) {
-		err = lacksModify(v.Plugin)
-	}
+	_, err := m.capable(ctx, v.Plugin, v.Created, registry.ModifyVolume, lacksModify)
 	return err
 }
 
-func lacksModify(id registry.PluginID) error {
-	return registry.Errorf(registry.ErrUnsupported, "plugin %s has no mutable parameters (it lacks %s)", id,
-		registry.ModifyVolume)
-}
+// lacksModify says what a plugin without MODIFY_VOLUME cannot do.
+const lacksModify = "has no mutable parameters"
 
 // adviseModify adds to the error of a modification what happens next if the outcome is not known.
 func (m *Controller) adviseModify(ctx context.Context, name registry.VolumeName, err error) error {

@@ -62,14 +62,15 @@ func (m *Controller) admit(ctx context.Context, v registry.Volume) error {
 // confirm checks with the controller that the volume exists and has the capabilities. It returns the node that has the
 // volume.
 func (m *Controller) confirm(ctx context.Context, s registry.VolumeSpec) (node registry.NodeName, err error) {
-	inst, has, err := m.awaitController(ctx, s.Plugin, false)
-	if err == nil && len(s.Mutable) > 0 && (!has || !inst.Fingerprint.Has(registry.ModifyVolume)) {
-		err = fmt.Errorf("%w; remove mutable_parameters", lacksModify(s.Plugin))
+	inst, err := m.awaitController(ctx, s.Plugin, false)
+	if err == nil && len(s.Mutable) > 0 && !inst.Fingerprint.Has(registry.ModifyVolume) {
+		err = registry.Errorf(registry.ErrUnsupported, "plugin %s %s (it lacks %s); remove mutable_parameters",
+			s.Plugin, lacksModify, registry.ModifyVolume)
 	}
 	if err == nil {
 		node, err = m.place(inst, s)
 	}
-	if err != nil || !has {
+	if err != nil || inst.Role != registry.RoleController {
 		return node, err
 	}
 	if err := intent.Supports(inst, usagesOf(s)...); err != nil {

@@ -38,11 +38,7 @@ func (l *listSize) add(entry any) error {
 func (s *Snapshots) ListAtPlugin(
 	ctx context.Context, id registry.PluginID, volume registry.ExternalID,
 ) (list []registry.VolumeSnapshot, err error) {
-	inst, has, err := s.volumes.awaitController(ctx, id, false)
-	if err == nil && (!has || !inst.Fingerprint.Has(registry.ListSnapshots)) {
-		err = registry.Errorf(registry.ErrUnsupported, "plugin %s cannot list snapshots (it lacks %s)", id,
-			registry.ListSnapshots)
-	}
+	inst, err := s.volumes.capable(ctx, id, false, registry.ListSnapshots, "cannot list snapshots")
 	if err != nil {
 		return nil, err
 	}

@@ -386,16 +386,11 @@ func (s *Snapshots) deregister(ctx context.Context, name snapshotName) error {
 
 // snapshotter returns the active controller of the snapshot's plugin if it supports this kind of snapshot.
 func (s *Snapshots) snapshotter(ctx context.Context, snap registry.VolumeSnapshot) (registry.Instance, error) {
-	needs, what := registry.CreateSnapshot, "snapshots"
+	needs, lacks := registry.CreateSnapshot, "cannot make or delete snapshots"
 	if snap.IsGroup() {
-		needs, what = registry.GroupSnapshots, "group snapshots"
+		needs, lacks = registry.GroupSnapshots, "cannot make or delete group snapshots"
 	}
-	inst, has, err := s.volumes.awaitController(ctx, snap.Plugin, false)
-	if err == nil && (!has || !inst.Fingerprint.Has(needs)) {
-		err = registry.Errorf(registry.ErrUnsupported, "plugin %s cannot make or delete %s (it lacks %s)",
-			snap.Plugin, what, needs)
-	}
-	return inst, err
+	return s.volumes.capable(ctx, snap.Plugin, false, needs, lacks)
 }
 
 // snapshot returns the stored snapshot of that name.

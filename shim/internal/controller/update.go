@@ -44,7 +44,7 @@ func (m *Controller) Update(
 		}
 	}
 	if slices.ContainsFunc(done.Changes, asksPlugin) { // wait for the plugin without the locks
-		if _, _, err := m.awaitController(ctx, done.Volume.Plugin, false); err != nil {
+		if _, err := m.awaitController(ctx, done.Volume.Plugin, false); err != nil {
 			return done, err
 		}
 	}
