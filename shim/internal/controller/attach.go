@@ -299,7 +299,7 @@ func (m *Controller) Settle(ctx context.Context, by intent.Caller, open registry
 	case registry.ControllerUnpublishRPC:
 		err = m.detach(ctx, by, at)
 	case registry.ControllerExpandRPC, registry.ControllerModifyRPC:
-		return m.repeatAlteration(ctx, by, v, intent.PolicyOf(open.RPC), open.RPC)
+		err = m.repeatAlteration(ctx, by, v, intent.PolicyOf(open.RPC), open.RPC)
 	default:
 		return registry.Errorf(registry.ErrInternal, "%s is not a controller call for a volume in use", open.RPC)
 	}

@@ -202,7 +202,10 @@ type attempt struct {
 // create sends CreateVolume until its outcome is certain or its policy gives up. It stores the record before the call.
 // After the call the state of the record is ready or uncertain, or the record is gone.
 func (m *Controller) create(ctx context.Context, call registry.Call, spec registry.VolumeSpec, how attempt) error {
-	inst, err := m.creator(ctx, spec)
+	inst, err := m.awaitController(ctx, spec.Plugin, false)
+	if err == nil {
+		err = checkCreator(inst, spec)
+	}
 	if err != nil {
 		return err
 	}
@@ -317,15 +320,6 @@ func (m *Controller) place(inst registry.Instance, s registry.VolumeSpec) (regis
 // plugin may use the name itself, or text derived from it, as the id of another volume.
 func placeholderID(s registry.VolumeSpec) registry.ExternalID {
 	return registry.ExternalID("name:" + intent.Hash(registry.CreateVolumeRPC, s.Plugin, s.Name))
-}
-
-// creator returns the active controller if it supports what the spec needs.
-func (m *Controller) creator(ctx context.Context, s registry.VolumeSpec) (registry.Instance, error) {
-	inst, err := m.awaitController(ctx, s.Plugin, false)
-	if err == nil {
-		err = checkCreator(inst, s)
-	}
-	return inst, err
 }
 
 // checkCreator returns an ErrUnsupported if the controller does not support what the spec needs.

@@ -118,7 +118,7 @@ func (m *Controller) delete(
 	if _, err := m.capable(ctx, v.Plugin, true, registry.CreateDelete, "cannot delete volumes"); err != nil {
 		return err
 	}
-	if err := m.settleAlteration(ctx, v.VolumeName(), policy); err != nil {
+	if err := m.settleAlteration(ctx, intent.Caller{}, v.VolumeKey(), policy); err != nil {
 		return err
 	}
 	local, err := m.uses(ctx, v)

@@ -59,7 +59,7 @@ func (m *Controller) DetachOrAbandon(
 	why := m.whyNoController(k.Volume.Plugin)
 	if why == "" {
 		by.RetryUntil = time.Now().Add(detachRound)
-		err := m.settleBefore(ctx, by, k.Volume, true)
+		err := m.settleOrLeaveAlteration(ctx, by, k.Volume)
 		if err == nil {
 			by.RetryUntil = time.Now().Add(detachRound)
 			err = m.Detach(ctx, by, k.Volume, k.Node)
@@ -87,15 +87,11 @@ func (m *Controller) Abandon(ctx context.Context, k registry.AttachmentKey, f re
 	return m.abandon(ctx, k, f, why.Error())
 }
 
-// settleBefore brings an open expansion or modification to a certain outcome, which must happen before a detach. leave
-// means that if this fails, the outcome counts as vague, as in a release.
-func (m *Controller) settleBefore(ctx context.Context, by intent.Caller, key registry.VolumeKey, leave bool) error {
-	open, found := registry.Intent{}, false
-	err := m.State.View(ctx, func(view registry.View) error { open, found = view.Intent(key); return nil })
-	if err != nil || !found || !open.RPC.Alters() {
-		return err
-	}
-	if err = m.Settle(ctx, by, open); err != nil && leave && ctx.Err() == nil {
+// settleOrLeaveAlteration settles an open expansion or modification, which must have an outcome before a detach. If
+// that fails, it closes the call as one of unknown outcome, as a release does.
+func (m *Controller) settleOrLeaveAlteration(ctx context.Context, by intent.Caller, key registry.VolumeKey) error {
+	err := m.settleAlteration(ctx, by, key, intent.PolicyOf)
+	if err != nil && ctx.Err() == nil {
 		_, err = m.LeaveAlteration(ctx, key)
 	}
 	return err
@@ -189,20 +185,14 @@ func (m *Controller) DetachVolume(
 // wantDetached records that the attachments are to be taken down. If an earlier call has recorded the same, nothing
 // changes.
 func (m *Controller) wantDetached(ctx context.Context, list []registry.Attachment, want registry.Detaching) error {
-	for some := range slices.Chunk(list, registry.Batch) {
-		if err := m.wantSomeDetached(ctx, some, want); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (m *Controller) wantSomeDetached(ctx context.Context, list []registry.Attachment, want registry.Detaching) error {
-	_, err := registry.Ensure(ctx, m.State, func(view registry.View) (change registry.Change, err error) {
+	return registry.EnsureAll(ctx, m.State, func(view registry.View) (change registry.Change, err error) {
 		for _, at := range list {
 			at, found := view.Attachment(at.AttachmentKey())
 			if !found || at.Detaching.By == want.By && at.Detaching.Confirmed == want.Confirmed {
 				continue
+			}
+			if len(change.Put) == registry.Batch {
+				break
 			}
 			at.Detaching = want
 			change.Put = append(change.Put, at)
@@ -213,7 +203,6 @@ func (m *Controller) wantSomeDetached(ctx context.Context, list []registry.Attac
 		}
 		return change, nil
 	})
-	return err
 }
 
 // awaitDetacher waits for the controller without the volume's lock, because other calls may need the lock meanwhile.
@@ -342,7 +331,7 @@ func (m *Controller) takeDown(
 	if at.Detaching.Confirmed {
 		return m.DetachOrAbandon(ctx, by, k, at.Detaching.Forced)
 	}
-	if err = m.settleBefore(ctx, by, k.Volume, false); err == nil {
+	if err = m.settleAlteration(ctx, by, k.Volume, intent.PolicyOf); err == nil {
 		err = m.Detach(ctx, by, k.Volume, k.Node)
 	}
 	if err != nil && (intent.Settled(err) == nil || errors.Is(err, registry.ErrDamaged)) {

@@ -135,21 +135,13 @@ func (m *Controller) expandModeOf(ctx context.Context, v registry.Volume) (expan
 func (m *Controller) expandIn(
 	ctx context.Context, by intent.Caller, name registry.VolumeName, want registry.CapacityRange, w expandMode,
 ) error {
-	unlock, err := m.Locks.Lock(ctx, name, "its expansion")
+	_, unlock, err := m.lockVolume(ctx, name, "its expansion")
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	v, err := m.expandable(ctx, name)
+	v, err := m.expandable(ctx, name) // an alloc may have finished an open expansion during the wait for the lock
 	if err != nil {
-		return err
-	}
-	unlockKey, err := m.lockToAlter(ctx, v.VolumeKey(), "its expansion")
-	if err != nil {
-		return err
-	}
-	defer unlockKey()
-	if v, err = m.expandable(ctx, name); err != nil { // an alloc may have finished the open expansion
 		return err
 	}
 	if v, err = m.afterModification(ctx, v); err != nil {
@@ -186,7 +178,7 @@ func (m *Controller) afterModification(ctx context.Context, v registry.Volume) (
 	if err != nil || open != registry.ControllerModifyRPC {
 		return v, err
 	}
-	if err := m.settleAlteration(ctx, v.VolumeName(), intent.PolicyOf); err != nil {
+	if err := m.settleAlteration(ctx, intent.Caller{}, v.VolumeKey(), intent.PolicyOf); err != nil {
 		return v, fmt.Errorf("the outcome of a modification must be known first: %w", err)
 	}
 	return m.expandable(ctx, v.VolumeName())

@@ -33,16 +33,15 @@ func (m *Controller) ReleaseLost(ctx context.Context, k registry.AttachmentKey) 
 		return err
 	}
 	by := intent.Caller{RetryUntil: time.Now().Add(lostRound)}
-	if at, err := m.attachment(ctx, k.Volume, k.Node); err != nil || at.State != registry.MarkNone && !stored {
-		if err == nil {
-			err = m.settleBefore(ctx, by, k.Volume, true)
-		}
+	at, err := m.attachment(ctx, k.Volume, k.Node)
+	if err == nil && at.State != registry.MarkNone && !stored {
+		err = m.settleOrLeaveAlteration(ctx, by, k.Volume)
 		if err == nil {
 			err = m.Detach(ctx, by, k.Volume, k.Node)
 		}
-		if err != nil {
-			return err
-		}
+	}
+	if err != nil {
+		return err
 	}
 	return registry.EnsureAll(ctx, m.State, func(view registry.View) (registry.Change, error) {
 		return m.unclaimLost(view, k, node.Epoch)

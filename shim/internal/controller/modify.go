@@ -20,19 +20,25 @@ import (
 // now. So a success makes the values of all parameters known.
 func (m *Controller) Modify(
 	ctx context.Context, call registry.Call, name registry.VolumeName, parameters map[string]string,
-) (registry.Volume, error) {
-	v, err := m.modifiable(ctx, name)
-	if err == nil {
-		err = m.checkModify(ctx, v, parameters)
-	}
-	if err == nil {
-		if err = m.modifyLocked(ctx, intent.Caller{Call: call}, name, parameters); err != nil {
-			m.wakeRun()
-			err = m.adviseModify(ctx, name, err)
+) (v registry.Volume, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("modify volume %s: %w", name, err)
 		}
+	}()
+	if v, err = m.modifiable(ctx, name); err != nil {
+		return v, err
 	}
+	if err := m.checkModify(ctx, v, parameters); err != nil {
+		return v, err
+	}
+	v, unlock, err := m.lockVolume(ctx, name, "its modification")
 	if err != nil {
-		return v, fmt.Errorf("modify volume %s: %w", name, err)
+		return v, err
+	}
+	defer unlock()
+	if err := m.modifyLocked(ctx, intent.Caller{Call: call}, v, parameters); err != nil {
+		return v, err
 	}
 	return m.volume(ctx, name)
 }
@@ -85,27 +91,20 @@ func (m *Controller) adviseModify(ctx context.Context, name registry.VolumeName,
 		namesOf(v.Modification.Asked))
 }
 
-// modifyLocked modifies the volume while it holds the locks of its name and its key.
+// modifyLocked modifies the volume. The caller holds the volume's locks. After an error Run looks for an open call.
 func (m *Controller) modifyLocked(
-	ctx context.Context, by intent.Caller, name registry.VolumeName, parameters map[string]string,
-) error {
-	unlock, err := m.lockVolume(ctx, name, "its modification")
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	return m.modifyHeld(ctx, by, name, parameters)
-}
-
-// modifyHeld modifies the volume. The caller holds the volume's locks.
-func (m *Controller) modifyHeld(
-	ctx context.Context, by intent.Caller, name registry.VolumeName, parameters map[string]string,
-) error {
-	if err := m.settleAlteration(ctx, name, intent.PolicyOf); err != nil {
+	ctx context.Context, by intent.Caller, v registry.Volume, parameters map[string]string,
+) (err error) {
+	defer func() {
+		if err != nil {
+			m.wakeRun()
+			err = m.adviseModify(ctx, v.VolumeName(), err)
+		}
+	}()
+	if err := m.settleAlteration(ctx, intent.Caller{}, v.VolumeKey(), intent.PolicyOf); err != nil {
 		return fmt.Errorf("the outcome of an earlier call must be known first: %w", err)
 	}
-	v, err := m.modifiable(ctx, name)
-	if err != nil {
+	if v, err = m.modifiable(ctx, v.VolumeName()); err != nil {
 		return err
 	}
 	all := maps.Clone(parameters)
@@ -215,31 +214,24 @@ func (m *Controller) modified(
 // settleAlteration repeats an open ControllerExpandVolume or ControllerModifyVolume of the volume until its outcome is
 // certain.
 func (m *Controller) settleAlteration(
-	ctx context.Context, name registry.VolumeName, policy func(registry.RPC) intent.Policy,
+	ctx context.Context, by intent.Caller, key registry.VolumeKey, policy func(registry.RPC) intent.Policy,
 ) error {
-	v, err := m.volume(ctx, name)
-	if err != nil {
+	var v registry.Volume
+	var open registry.Intent
+	err := m.State.View(ctx, func(view registry.View) error {
+		v, _ = view.VolumeByKey(key)
+		open, _ = view.Intent(key)
+		return nil
+	})
+	if err != nil || !open.RPC.Alters() {
 		return err
 	}
-	open, found := registry.Intent{}, false
-	err = m.State.View(ctx, func(view registry.View) error { open, found = view.Intent(v.VolumeKey()); return nil })
-	if err != nil || !found || !open.RPC.Alters() {
-		return err
-	}
-	return m.repeatAlteration(ctx, intent.Caller{}, v, policy(open.RPC), open.RPC)
+	return intent.Settled(m.repeatAlteration(ctx, by, v, policy(open.RPC), open.RPC))
 }
 
 // repeatAlteration repeats the call that is open for the volume. It does not check again whether the volume may be
 // expanded in use, because that was checked when the call was opened.
 func (m *Controller) repeatAlteration(
-	ctx context.Context, by intent.Caller, v registry.Volume, p intent.Policy, rpc registry.RPC,
-) error {
-	return intent.Settled(m.alterAgain(ctx, by, v, p, rpc))
-}
-
-// alterAgain repeats the call that is open for the volume. Unlike repeatAlteration, it returns certain failures as
-// errors.
-func (m *Controller) alterAgain(
 	ctx context.Context, by intent.Caller, v registry.Volume, p intent.Policy, rpc registry.RPC,
 ) error {
 	if rpc == registry.ControllerModifyRPC {

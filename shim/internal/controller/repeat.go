@@ -54,7 +54,7 @@ func (m *Controller) Repeat(ctx context.Context, at registry.Instance, late regi
 			err = r.sendDelete(ctx, by.Call, v, nil, policy, 0)
 		}
 	case late.RPC.Alters():
-		err = r.alterAgain(ctx, by, v, policy, late.RPC)
+		err = r.repeatAlteration(ctx, by, v, policy, late.RPC)
 	case late.Attachment == nil:
 		err = errNotKnown(late)
 	case late.RPC == registry.ControllerPublishRPC:

@@ -247,7 +247,7 @@ func (m *Controller) resumeAlteration(ctx context.Context, v registry.Volume) er
 		return err
 	}
 	defer unlock()
-	if err := m.settleAlteration(ctx, v.VolumeName(), singleTry); err != nil {
+	if err := m.settleAlteration(ctx, intent.Caller{}, v.VolumeKey(), singleTry); err != nil {
 		return err
 	}
 	return m.grow(ctx, intent.Caller{RetryUntil: time.Now().Add(resumeBackoff.First)}, v.VolumeKey(), false)

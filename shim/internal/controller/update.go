@@ -48,19 +48,16 @@ func (m *Controller) Update(
 			return done, err
 		}
 	}
-	unlock, err := m.lockVolume(ctx, name, "its update")
+	v, unlock, err := m.lockVolume(ctx, name, "its update")
 	if err != nil {
 		return done, err
 	}
 	defer unlock()
 	fields, err := m.updateRecord(ctx, spec)
 	if err == nil && modifies {
-		if err = m.modifyHeld(ctx, intent.Caller{Call: call}, name, spec.Mutable); err != nil {
-			m.wakeRun()
-			err = m.adviseModify(ctx, name, err)
-			if len(fields) > 0 {
-				err = fmt.Errorf("%w; the rest was changed: %s", err, strings.Join(fields, ", "))
-			}
+		err = m.modifyLocked(ctx, intent.Caller{Call: call}, v, spec.Mutable)
+		if err != nil && len(fields) > 0 {
+			err = fmt.Errorf("%w; the rest was changed: %s", err, strings.Join(fields, ", "))
 		}
 	}
 	if err == nil {
@@ -308,15 +305,17 @@ func reference(s registry.Secret) string {
 	return ""
 }
 
-// lockVolume takes the locks of the volume's name and key.
-func (m *Controller) lockVolume(ctx context.Context, name registry.VolumeName, what string) (unlock func(), err error) {
+// lockVolume takes the locks of the volume's name and key, and returns the volume.
+func (m *Controller) lockVolume(
+	ctx context.Context, name registry.VolumeName, what string,
+) (v registry.Volume, unlock func(), err error) {
 	unlockName, err := m.Locks.Lock(ctx, name, what)
 	if err != nil {
-		return nil, err
+		return v, nil, err
 	}
-	v, err := m.volume(ctx, name)
+	v, err = m.volume(ctx, name)
 	if err == nil && v.External == "" {
-		return unlockName, nil
+		return v, unlockName, nil
 	}
 	var unlockKey func()
 	if err == nil {
@@ -324,7 +323,7 @@ func (m *Controller) lockVolume(ctx context.Context, name registry.VolumeName, w
 	}
 	if err != nil {
 		unlockName()
-		return nil, err
+		return v, nil, err
 	}
-	return func() { unlockKey(); unlockName() }, nil
+	return v, func() { unlockKey(); unlockName() }, nil
 }
