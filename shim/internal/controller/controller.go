@@ -27,7 +27,7 @@ type Controller struct {
 	Fence func(context.Context, registry.NodeName) error
 	// Suspended are the optional calls during which plugins died. If it is nil, no such call is recorded.
 	Suspended *csi.Suspensions
-	wake      chan struct{} // holds one token after a creation, deletion or expansion has ended without success
+	wakeup
 }
 
 // New returns a controller that calls plugins through driver. node does the part of expansions that this node has to
@@ -35,7 +35,7 @@ type Controller struct {
 func New(calls intent.Calls, driver Driver, node Node, logger hclog.Logger) *Controller {
 	return &Controller{
 		Calls: calls, Claims: NewClaims(calls.State, calls.Plugins, calls.Now),
-		driver: driver, node: node, logger: logger, wake: make(chan struct{}, 1),
+		driver: driver, node: node, logger: logger, wakeup: make(wakeup, 1),
 	}
 }
 

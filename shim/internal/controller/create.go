@@ -46,7 +46,7 @@ func (m *Controller) createFor(
 		})
 	}
 	if err != nil {
-		m.wakeRun()
+		m.Wake()
 		return registry.Volume{}, fmt.Errorf("create volume %s: %w", spec.VolumeName(),
 			m.adviseRetry(ctx, spec.VolumeName(), err))
 	}

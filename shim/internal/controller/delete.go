@@ -32,7 +32,7 @@ func (m *Controller) Delete(ctx context.Context, call registry.Call, name regist
 		err = m.delete(ctx, call, v, intent.PolicyOf, resumeBackoff.First)
 	}
 	if err != nil {
-		m.wakeRun()
+		m.Wake()
 		return fmt.Errorf("delete volume %s: %w", name, m.adviseRetry(ctx, name, err))
 	}
 	return nil

@@ -175,7 +175,7 @@ func (m *Controller) DetachVolume(
 	}
 	for _, at := range list {
 		if err := m.takeDown(ctx, intent.Caller{Call: call}, at.AttachmentKey(), true); err != nil {
-			m.wakeRun()
+			m.Wake()
 			return nil, err
 		}
 	}

@@ -35,7 +35,7 @@ func (m *Controller) Expand(
 		return v, fmt.Errorf("expand volume %s: %w", name, err)
 	}
 	if err := m.expandIn(ctx, intent.Caller{Call: call}, name, want, w); err != nil {
-		m.wakeRun()
+		m.Wake()
 		return v, fmt.Errorf("expand volume %s: %w", name, err)
 	}
 	return m.volume(ctx, name)

@@ -97,7 +97,7 @@ func (m *Controller) modifyLocked(
 ) (err error) {
 	defer func() {
 		if err != nil {
-			m.wakeRun()
+			m.Wake()
 			err = m.adviseModify(ctx, v.VolumeName(), err)
 		}
 	}()

@@ -76,7 +76,7 @@ func (m *Controller) Discard(
 		return change, nil
 	})
 	if err == nil {
-		m.wakeRun()
+		m.Wake()
 	}
 	return err
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"time"
 
 	"holdfast/registry"
@@ -21,86 +20,29 @@ var resumeBackoff = intent.Backoff{First: time.Second, Max: time.Minute}
 // done or has certainly failed. It sends one try at a time, so that other operations on the volume get the lock in
 // between. The state and the open intent of the volume record the progress.
 func (m *Controller) Run(ctx context.Context) error {
-	r := resumer{Controller: m, under: map[registry.VolumeName]bool{}}
-	defer r.all.Wait()
-	for first := true; ; first = false {
-		names, err := m.unfinished(ctx)
-		if err != nil {
-			return fmt.Errorf("load unfinished operations on volumes: %w", err)
-		}
-		wait := resumeBackoff.Delay(1, rand.Float64())
-		if first {
-			wait = 0
-		}
-		for _, name := range names {
-			r.start(ctx, name, wait)
-		}
-		select {
-		case <-m.wake:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
+	return runUnfinished(ctx, m.wakeup, m.unfinished, m.resume)
+}
+
+// resume retries until the volume has no unfinished operation, or ctx ends.
+func (m *Controller) resume(ctx context.Context, name registry.VolumeName, first bool) {
+	wait := resumeBackoff.Delay(1, rand.Float64())
+	if first {
+		wait = 0
 	}
-}
-
-// wakeRun makes Run look for unfinished operations.
-func (m *Controller) wakeRun() {
-	select {
-	case m.wake <- struct{}{}:
-	default: // Run has yet to take the pending token
-	}
-}
-
-// resumer tracks the volumes that Run is working on.
-type resumer struct {
-	*Controller
-	all   sync.WaitGroup
-	mu    sync.Mutex // guards under; held for no longer than a look-up
-	under map[registry.VolumeName]bool
-}
-
-func (r *resumer) start(ctx context.Context, name registry.VolumeName, wait time.Duration) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.under[name] {
-		return
-	}
-	r.under[name] = true
-	r.all.Go(func() {
-		r.finish(ctx, name, wait)
-		r.mu.Lock()
-		delete(r.under, name)
-		r.mu.Unlock()
-		r.wakeRun() // another operation may have been left unfinished meanwhile
-	})
-}
-
-// finish retries until the volume has no unfinished operation, or ctx ends.
-func (r *resumer) finish(ctx context.Context, name registry.VolumeName, wait time.Duration) {
-	for try := uint64(1); ; try++ {
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
-			return
-		}
+	for try := uint64(1); intent.Sleep(ctx, wait); try++ {
 		wait = resumeBackoff.Delay(try, rand.Float64())
-		over, err := r.tryOnce(ctx, name, wait)
-		if over || ctx.Err() != nil {
+		over, err := m.tryVolume(ctx, name, wait)
+		detached, failed := m.resumeDetach(ctx, name) // an open expansion has to end before
+		if over && detached || ctx.Err() != nil {
 			return
 		}
-		r.logger.Warn("an operation on a volume is not finished yet", "volume", name.String(),
-			"again_in", wait.String(), "error", err)
+		m.logger.Warn("an operation on a volume is not finished yet", "volume", name.String(),
+			"again_in", wait.String(), "error", errors.Join(err, failed))
 	}
 }
 
-// tryOnce tries once and reports whether the operations on the volume are over. wait is the delay before the next try.
-func (m *Controller) tryOnce(ctx context.Context, name registry.VolumeName, wait time.Duration) (over bool, err error) {
-	over, err = m.tryVolume(ctx, name, wait)
-	detached, failed := m.resumeDetach(ctx, name) // an open expansion has to end before
-	return over && detached, errors.Join(err, failed)
-}
-
-// tryVolume tries once to finish the operation of the volume's record. It waits for the plugin without the lock.
+// tryVolume tries once to finish the operation of the volume's record, and reports whether it is over. It waits for the
+// plugin without the lock. wait is the delay before the next try, for display.
 func (m *Controller) tryVolume(
 	ctx context.Context, name registry.VolumeName, wait time.Duration,
 ) (over bool, err error) {
@@ -179,23 +121,26 @@ func singleTry(rpc registry.RPC) intent.Policy {
 func (m *Controller) unfinished(ctx context.Context) (names []registry.VolumeName, err error) {
 	var volumes []registry.Volume
 	err = m.State.View(ctx, func(view registry.View) error { volumes = view.Volumes(); return nil })
+	if err != nil {
+		return nil, fmt.Errorf("load unfinished operations on volumes: %w", err)
+	}
 	for _, v := range volumes {
-		open, failed := m.unfinishedVolume(ctx, v)
-		if failed != nil {
-			return nil, failed
+		open, err := m.unfinishedVolume(ctx, v)
+		if err != nil {
+			return nil, fmt.Errorf("load unfinished operations on volumes: %w", err)
 		}
 		if open {
 			names = append(names, v.VolumeName())
 		}
 	}
-	if err != nil {
-		return nil, err
-	}
 	list, err := m.detaching(ctx, registry.VolumeName{})
+	if err != nil {
+		return nil, fmt.Errorf("load unfinished detaches: %w", err)
+	}
 	for _, at := range list {
 		names = append(names, at.Name)
 	}
-	return names, err
+	return names, nil
 }
 
 // unfinishedOne returns the volume if it has an unfinished operation.
@@ -221,9 +166,6 @@ func (m *Controller) unfinishedVolume(ctx context.Context, v registry.Volume) (o
 	}
 	return m.node.Grows(ctx, v)
 }
-
-// Wake makes Run look for unfinished operations, because this node may have become the executor of their plugin.
-func (m *Controller) Wake() { m.wakeRun() }
 
 // unfinishedAtController reports whether an operation is unfinished at the controller. A creation that certainly ended
 // without a usable volume needs a person, and does not count.

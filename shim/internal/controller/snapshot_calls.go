@@ -26,13 +26,24 @@ type SnapshotDriver interface {
 		page []csi.Snapshot, next string, err error)
 }
 
+// snapshotRef names the record of a snapshot.
+type snapshotRef struct {
+	name    snapshotName
+	created registry.Seq // CreateIndex: a later record with the same name is another snapshot
+}
+
+// find returns the record.
+func (r snapshotRef) find(view registry.View) (snap registry.VolumeSnapshot, found bool) {
+	snap, found = r.name.find(view)
+	return snap, found && snap.CreateIndex == r.created
+}
+
 // work is the operation that a caller wants on one snapshot.
 type work struct {
-	name    snapshotName
-	op      registry.OperationID // the ID that the host gave; empty: none
-	created registry.Seq         // CreateIndex of the record: a later record with the same name is another snapshot
-	wanted  func(registry.VolumeSnapshot) bool
-	fresh   registry.Seq // ModifyIndex of the record as the caller stored it; 0: the caller has sent a call since
+	snapshotRef
+	op     registry.OperationID // the ID that the host gave; empty: none
+	wanted func(registry.VolumeSnapshot) bool
+	fresh  registry.Seq // ModifyIndex of the record as the caller stored it; 0: the caller has sent a call since
 }
 
 // isFresh reports whether neither this caller nor Run has sent a call for the current state of the snapshot.
@@ -41,12 +52,6 @@ func (w work) isFresh(snap registry.VolumeSnapshot) bool {
 }
 
 func finished(snap registry.VolumeSnapshot) bool { return !snap.State.Unfinished() }
-
-// find returns the record of the snapshot that the work is for.
-func (w work) find(view registry.View) (snap registry.VolumeSnapshot, found bool) {
-	snap, found = w.name.find(view)
-	return snap, found && snap.CreateIndex == w.created
-}
 
 // readyBackoff is the wait between two calls that ask whether a snapshot is ready_to_use.
 var readyBackoff = intent.Backoff{First: 200 * time.Millisecond, Max: 30 * time.Second}

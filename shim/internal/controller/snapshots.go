@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"holdfast/registry"
@@ -24,12 +23,12 @@ import (
 type Snapshots struct {
 	volumes *Controller
 	driver  SnapshotDriver
-	wake    chan struct{} // holds one token after a caller has left an unfinished snapshot
+	wakeup
 }
 
 // NewSnapshots returns Snapshots that call plugins through driver.
 func NewSnapshots(volumes *Controller, driver SnapshotDriver) *Snapshots {
-	return &Snapshots{volumes: volumes, driver: driver, wake: make(chan struct{}, 1)}
+	return &Snapshots{volumes: volumes, driver: driver, wakeup: make(wakeup, 1)}
 }
 
 // Create takes a snapshot and waits until volumes can be created from it, or until ctx ends. Repeating the same spec
@@ -40,7 +39,7 @@ func (s *Snapshots) Create(
 	if spec.Name == "" {
 		spec.Name = string(spec.ID)
 	}
-	w := work{name: nameOf(spec), op: call.ID, wanted: finished}
+	w := work{snapshotRef: snapshotRef{name: nameOf(spec)}, op: call.ID, wanted: finished}
 	created, isNew, err := s.begin(ctx, spec)
 	if w.created = created; isNew {
 		w.fresh = created
@@ -49,7 +48,7 @@ func (s *Snapshots) Create(
 		err = s.advise(ctx, w, s.finish(ctx, w))
 	}
 	if err != nil {
-		s.wakeRun() // a commit that seemed to fail may have stored the record
+		s.Wake() // a commit that seemed to fail may have stored the record
 		return registry.VolumeSnapshot{}, fmt.Errorf("create %s: %w", w.name, err)
 	}
 	return s.snapshot(ctx, w.name)
@@ -247,7 +246,7 @@ func (s *Snapshots) delete(ctx context.Context, call registry.Call, name snapsho
 	if err != nil {
 		return fmt.Errorf("delete %s: %w", name, err)
 	}
-	w := work{name: name, op: call.ID, created: snap.CreateIndex}
+	w := work{snapshotRef: snapshotRef{name, snap.CreateIndex}, op: call.ID}
 	if snap.State != registry.SnapshotDeleting {
 		if _, err = s.secrets(ctx, snap); err != nil { // do not begin a deletion that could not be sent
 			err = fmt.Errorf("%w; %sderegister` only removes its record", err, name.command())
@@ -263,7 +262,7 @@ func (s *Snapshots) delete(ctx context.Context, call registry.Call, name snapsho
 		}
 	}
 	if err != nil {
-		s.wakeRun()
+		s.Wake()
 		return fmt.Errorf("delete %s: %w", name, err)
 	}
 	return nil
@@ -419,64 +418,35 @@ func (s *Snapshots) event(kind registry.EventKind, snap registry.VolumeSnapshot,
 	return e
 }
 
-// wakeRun makes Run look for unfinished snapshots.
-func (s *Snapshots) wakeRun() {
-	select {
-	case s.wake <- struct{}{}:
-	default: // Run has yet to take the pending token
-	}
-}
-
-// Wake makes Run look for unfinished snapshots, because this node may have become the executor of their plugin.
-func (s *Snapshots) Wake() { s.wakeRun() }
-
 // Run finishes snapshots without a caller until ctx ends.
 func (s *Snapshots) Run(ctx context.Context) error {
-	var all sync.WaitGroup
-	defer all.Wait()
-	var mu sync.Mutex // guards busy
-	busy := map[snapshotName]bool{}
-	for first := true; ; first = false {
-		var list []registry.VolumeSnapshot
-		err := s.volumes.State.View(ctx, func(view registry.View) error {
-			list = slices.DeleteFunc(view.SnapshotRecords(), func(snap registry.VolumeSnapshot) bool {
-				return s.volumes.Executes(view, snap.ExecutedBy()) != nil
-			})
-			return nil
-		})
-		if err != nil {
-			return fmt.Errorf("load unfinished snapshots: %w", err)
-		}
-		for _, snap := range list {
-			w := work{name: nameOf(snap.SnapshotSpec), created: snap.CreateIndex, wanted: finished}
-			mu.Lock()
-			if snap.State.Unfinished() && !busy[w.name] {
-				busy[w.name] = true
-				all.Go(func() {
-					s.resume(ctx, w, first)
-					mu.Lock()
-					delete(busy, w.name)
-					mu.Unlock()
-					s.wakeRun() // another operation may have been left unfinished meanwhile
-				})
+	return runUnfinished(ctx, s.wakeup, s.unfinished, s.resume)
+}
+
+// unfinished lists the snapshots of which this node has to make calls.
+func (s *Snapshots) unfinished(ctx context.Context) (list []snapshotRef, err error) {
+	err = s.volumes.State.View(ctx, func(view registry.View) error {
+		for _, snap := range view.SnapshotRecords() {
+			if snap.State.Unfinished() && s.volumes.Executes(view, snap.ExecutedBy()) == nil {
+				list = append(list, snapshotRef{nameOf(snap.SnapshotSpec), snap.CreateIndex})
 			}
-			mu.Unlock()
 		}
-		select {
-		case <-s.wake:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
+		return nil
+	})
+	if err != nil {
+		err = fmt.Errorf("load unfinished snapshots: %w", err)
 	}
+	return list, err
 }
 
 // resume tries until the snapshot is finished or ctx ends.
-func (s *Snapshots) resume(ctx context.Context, w work, atOnce bool) {
+func (s *Snapshots) resume(ctx context.Context, ref snapshotRef, first bool) {
+	w := work{snapshotRef: ref, wanted: finished}
 	for try := uint64(1); ; try++ {
-		if wait := resumeBackoff.Delay(try, rand.Float64()); !atOnce && !intent.Sleep(ctx, wait) {
+		wait := resumeBackoff.Delay(try, rand.Float64())
+		if !(first && try == 1) && !intent.Sleep(ctx, wait) {
 			return
 		}
-		atOnce = false
 		limited, cancel := context.WithTimeout(ctx, resumeLimit)
 		done, _, err := s.step(limited, w)
 		cancel()

@@ -546,7 +546,7 @@ func TestSnapshotStaysAfterACallBesideItsCaller(t *testing.T) {
 func TestSnapshotWithoutAnIDIsNotDeleted(t *testing.T) {
 	d := openSnapshots(t, of(registry.CreateSnapshot))
 	d.put(registry.VolumeSnapshot{SnapshotSpec: snapSpec, State: registry.SnapshotFailed, Plugin: key.Plugin})
-	w := work{name: nameOf(snapSpec), created: d.state().CreateIndex}
+	w := work{snapshotRef: snapshotRef{nameOf(snapSpec), d.state().CreateIndex}}
 	if _, err := d.beginDeletion(t.Context(), w); !errors.Is(err, registry.ErrConflict) ||
 		d.state().State != registry.SnapshotFailed {
 		t.Errorf("%v, %+v", err, d.state())
