@@ -76,15 +76,8 @@ func (w *env) start(name registry.TaskName) (registry.Task, *plugin) {
 
 func (w *env) put(r registry.Record) {
 	w.t.Helper()
-	_, err := w.log.Commit(context.Background(), func(registry.View) (registry.Change, error) {
-		return registry.Change{Put: []registry.Record{r}}, nil
-	})
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.applied = nil
+	registrytest.Put(w.t, w.log, r)
+	w.commits()
 }
 
 func spec(t hooks.PluginType) hooks.PluginSpec {
@@ -101,12 +94,13 @@ func (w *env) run(task registry.Task, s hooks.PluginSpec) (stop func() error) {
 	clock := Clock{Now: time.Now, Boot: w.bootTime}
 	sup := New(w.log, w.fleet, clock, func() float64 { return w.random() }, hclog.NewNullLogger())
 	sup.missing, sup.Served = w.sockets.missing, w.served
+	task.Restart = w.task(task.TaskKey).Restart // as an earlier shim has recorded it
 	ended := make(chan error, 1)
 	go func() { ended <- sup.Run(ctx, task, s) }()
 	return func() error {
 		cancel(errStopped)
 		err := <-ended
-		sup.Exited(task.TaskKey)
+		w.fleet.Close(task.TaskKey)
 		return err
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/cenkalti/backoff/v5"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 )
 
 // heartbeat probes a registered plugin repeatedly, and records changes of its health.
@@ -77,7 +78,7 @@ func (u *supervision) reportLosses(ctx context.Context, lost chan<- error) {
 		case <-ctx.Done():
 			return
 		}
-		sleep(ctx, retryMost)
+		intent.Sleep(ctx, retryMost)
 	}
 }
 
@@ -190,11 +191,8 @@ func (h *heartbeat) recordUnhealthy(ctx context.Context, p problem) error {
 func (h *heartbeat) recordHealth(
 	ctx context.Context, health registry.Health, found fingerprints, kind registry.EventKind,
 ) error {
-	if same, err := h.has(ctx, health.State); err != nil || same && found == nil {
-		return err
-	}
 	health.Since = h.clock.Now()
-	return h.commit(ctx, func(v registry.View) (registry.Change, error) {
+	return h.ensure(ctx, func(v registry.View) (registry.Change, error) {
 		var instances []registry.Instance
 		turned := false
 		for _, role := range h.roles {
@@ -216,17 +214,4 @@ func (h *heartbeat) recordHealth(
 		}
 		return change, nil
 	})
-}
-
-// has reports whether all roles are recorded with the given state.
-func (h *heartbeat) has(ctx context.Context, state registry.HealthState) (same bool, err error) {
-	err = h.state.View(ctx, func(v registry.View) error {
-		same = true
-		for _, role := range h.roles {
-			in, ok := v.Instance(h.key(role))
-			same = same && ok && in.Health.State == state
-		}
-		return nil
-	})
-	return same, err
 }

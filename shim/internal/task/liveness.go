@@ -34,7 +34,7 @@ func (h *heartbeat) restartSick(ctx context.Context) error {
 		since := max(0, h.clock.Now().Sub(health.Since))
 		h.sick = max(now-since, h.startedAt(), 1)
 	}
-	if now-h.sick < after || restartAsked(task, task.Attempt) {
+	if now-h.sick < after || restartAsked(task) {
 		return nil
 	}
 	why := problem{health.Cause, fmt.Sprintf("it has been unhealthy for %v: %s", after, health.Detail)}
@@ -107,7 +107,7 @@ func usersOf(v registry.View, served registry.ServedVolume) (users []string) {
 
 // withhold records whether a restart is withheld. If it is, the commit has an event.
 func (h *heartbeat) withhold(ctx context.Context, held bool, why problem) error {
-	return h.commit(ctx, func(v registry.View) (registry.Change, error) {
+	return h.ensure(ctx, func(v registry.View) (registry.Change, error) {
 		task, ok := v.Task(h.task.TaskKey)
 		if !ok || task.Attempt != h.task.Attempt || task.Withheld == held {
 			return registry.Change{}, nil

@@ -8,16 +8,13 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 )
 
 // start waits until the plugin is ready, and registers it. If the health timeout comes first, it asks for a restart and
 // waits for the end of ctx.
 func (u *supervision) start(ctx context.Context) error {
-	asked, err := u.restartAsked(ctx)
-	if err != nil {
-		return err
-	}
-	if !asked {
+	if !restartAsked(u.task) { // otherwise an earlier shim has asked for a restart
 		found, last, err := u.awaitReady(ctx)
 		switch {
 		case err == nil:
@@ -35,19 +32,8 @@ func (u *supervision) start(ctx context.Context) error {
 
 var errStartTimeout = errors.New("the health timeout has expired")
 
-// restartAsked reports whether an earlier shim has asked for a restart of this attempt.
-func (u *supervision) restartAsked(ctx context.Context) (asked bool, err error) {
-	err = u.state.View(ctx, func(v registry.View) error {
-		task, ok := v.Task(u.task.TaskKey)
-		asked = ok && restartAsked(task, u.task.Attempt)
-		return nil
-	})
-	return asked, err
-}
-
-func restartAsked(t registry.Task, attempt uint64) bool {
-	return t.Restart != nil && t.Restart.Attempt == attempt
-}
+// restartAsked reports whether the record of a task has a restart request for its newest attempt.
+func restartAsked(t registry.Task) bool { return t.Restart != nil && t.Restart.Attempt == t.Attempt }
 
 // timeLeft returns the rest of the health timeout. An attempt of another boot still has the whole timeout. After the
 // timeout, timeLeft returns the time for one probe, because the plugin may have become healthy while no shim ran.
@@ -77,7 +63,7 @@ func (u *supervision) awaitReady(ctx context.Context) (fingerprints, *problem, e
 	defer cancel()
 	var last *problem
 	shown, next := "", time.Now().Add(problemEvery)
-	for waits := retries(startRetry); ; sleep(ctx, waits.NextBackOff()) {
+	for waits := retries(startRetry); ; intent.Sleep(ctx, waits.NextBackOff()) {
 		if last != nil && ctx.Err() != nil {
 			return nil, last, context.Cause(ctx)
 		}
@@ -152,7 +138,7 @@ func (u *supervision) register(ctx context.Context, found fingerprints) error {
 			Fingerprint: found[role], Health: healthy, Options: optionsOf(u.spec), Since: now,
 		})
 	}
-	err := u.commit(ctx, func(v registry.View) (registry.Change, error) {
+	err := u.ensure(ctx, func(v registry.View) (registry.Change, error) {
 		task, ok := v.Task(u.task.TaskKey)
 		if !ok || task.Attempt != u.task.Attempt || task.Phase == registry.TaskExited {
 			return registry.Change{}, registry.Errorf(registry.ErrConflict, "attempt %d has ended", u.task.Attempt)
@@ -174,17 +160,16 @@ func (u *supervision) register(ctx context.Context, found fingerprints) error {
 
 // optionsOf returns the options of the stanza that concern callers of the plugin.
 func optionsOf(p hooks.PluginSpec) map[string]string {
-	var options map[string]string
-	set := func(is bool, name, value string) {
-		if is && options == nil {
-			options = map[string]string{}
-		}
-		if is {
-			options[name] = value
-		}
+	options := map[string]string{}
+	if p.NoListVolumes {
+		options[registry.OptionListVolumes] = registry.OptionOff
 	}
-	set(p.NoListVolumes, registry.OptionListVolumes, registry.OptionOff)
-	set(p.LocalController, registry.OptionScope, registry.ScopeNode)
+	if p.LocalController {
+		options[registry.OptionScope] = registry.ScopeNode
+	}
+	if len(options) == 0 {
+		return nil
+	}
 	return options
 }
 
@@ -202,9 +187,9 @@ func (u *supervision) startFailed(ctx context.Context, last *problem) error {
 // askRestart adds a restart request to the task's record, and commits an event of each kind. The request stands until
 // the host reports a newer attempt.
 func (u *supervision) askRestart(ctx context.Context, why problem, kinds ...registry.EventKind) error {
-	err := u.commit(ctx, func(v registry.View) (registry.Change, error) {
+	err := u.ensure(ctx, func(v registry.View) (registry.Change, error) {
 		task, ok := v.Task(u.task.TaskKey)
-		if !ok || task.Attempt != u.task.Attempt || restartAsked(task, task.Attempt) {
+		if !ok || task.Attempt != u.task.Attempt || restartAsked(task) {
 			return registry.Change{}, nil
 		}
 		task.Problem = "" // the request now has the reason

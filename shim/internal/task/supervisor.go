@@ -15,6 +15,7 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 )
 
 // Fleet connects to plugins. One connection serves all roles of a task, and all its callers.
@@ -94,7 +95,7 @@ type supervision struct {
 }
 
 // Run supervises one attempt of a task until ctx ends. When Run returns, all its goroutines have ended. The task's
-// instances stay as they are, and its connection stays open for calls until Exited.
+// instances stay as they are, and its connection stays open for calls until Tasks.Exited.
 func (s *Supervisor) Run(ctx context.Context, t registry.Task, spec hooks.PluginSpec) error {
 	plugin, err := s.fleet.Connect(spec.ID, t.TaskKey, t.Endpoint)
 	if err != nil {
@@ -123,9 +124,6 @@ func (s *Supervisor) Run(ctx context.Context, t registry.Task, spec hooks.Plugin
 	return u.heartbeats(ctx, time.Duration(u.random()*float64(within)))
 }
 
-// Exited closes the task's connection. Run must have returned, and the task's instances must have left the table.
-func (s *Supervisor) Exited(t registry.TaskKey) { s.fleet.Close(t) }
-
 // withDefaults fills in the times of a spec that was stored without them.
 func withDefaults(s hooks.PluginSpec) hooks.PluginSpec {
 	s.HealthTimeout = cmp.Or(s.HealthTimeout, hooks.DefaultHealthTimeout)
@@ -153,10 +151,10 @@ func (u *supervision) registered(ctx context.Context) (all, healthy bool, err er
 	return all, healthy, err
 }
 
-// commit commits the change. While the disk is full, it tries again until ctx ends.
-func (u *supervision) commit(ctx context.Context, decide func(registry.View) (registry.Change, error)) error {
+// ensure commits the change, unless it is empty. While the disk is full, it tries again until ctx ends.
+func (u *supervision) ensure(ctx context.Context, decide registry.Decision) error {
 	for logged := false; ; logged = true {
-		_, err := u.state.Commit(ctx, decide)
+		_, err := registry.Ensure(ctx, u.state, decide)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -167,7 +165,7 @@ func (u *supervision) commit(ctx context.Context, decide func(registry.View) (re
 			u.logger.Warn("cannot record the health of a plugin task yet; retrying", "task", u.task.TaskKey, "error",
 				err)
 		}
-		sleep(ctx, retryMost)
+		intent.Sleep(ctx, retryMost)
 	}
 }
 
@@ -192,14 +190,4 @@ func (u *supervision) event(kind registry.EventKind, cause registry.Cause, detai
 // retries returns the waits between tries to reach a plugin.
 func retries(most time.Duration) *backoff.ExponentialBackOff {
 	return &backoff.ExponentialBackOff{InitialInterval: retryFirst, Multiplier: 2, MaxInterval: most}
-}
-
-// sleep waits, at most until ctx ends.
-func sleep(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }

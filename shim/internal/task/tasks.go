@@ -124,7 +124,7 @@ func (t *Tasks) recordStart(
 	if err != nil {
 		return err
 	}
-	t.supervisor.Exited(at.Key())
+	t.supervisor.fleet.Close(at.Key())
 	return nil
 }
 
@@ -344,7 +344,7 @@ func (t *Tasks) exited(ctx context.Context, call registry.Call, k registry.TaskK
 	if err != nil {
 		return fmt.Errorf("record that %s has exited: %w", k, err)
 	}
-	t.supervisor.Exited(k)
+	t.supervisor.fleet.Close(k)
 	if how.Final {
 		t.removeSocketDir(task)
 	}
@@ -403,7 +403,7 @@ func (t *Tasks) Restarts(ctx context.Context) (list []registry.PendingRestart, a
 	err = t.state.View(ctx, func(v registry.View) error {
 		at = v.Index()
 		for _, task := range v.Tasks() {
-			if restartAsked(task, task.Attempt) {
+			if restartAsked(task) {
 				list = append(list, registry.PendingRestart{TaskKey: task.TaskKey, RestartRequest: *task.Restart})
 			}
 		}

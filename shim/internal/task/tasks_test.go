@@ -75,13 +75,6 @@ func (h *host) want(t *testing.T, want ...string) {
 	}
 }
 
-func (h *host) commit(records ...registry.Record) error {
-	_, err := h.state.Commit(context.Background(), func(registry.View) (registry.Change, error) {
-		return registry.Change{Put: records}, nil
-	})
-	return err
-}
-
 func (h *host) MakeDirs([]hooks.HostDir) error { return nil }
 
 func (h *host) ClearSocket(context.Context, string) (bool, error) { return h.answers, nil }
@@ -125,14 +118,10 @@ func TestTaskThatExitsIsDeregistered(t *testing.T) {
 	defer end()
 	start(t, ts, "a", 1)
 	for _, role := range []registry.Role{registry.RoleController, registry.RoleNode} {
-		err := h.commit(registry.Instance{
-			InstanceKey: registry.InstanceKey{Role: role, Plugin: "p", Alloc: "a",
-				Task: "t"}, Attempt: 1, Endpoint: registry.Endpoint{Host: "/s"},
-			Health: registry.Health{State: registry.Healthy, Cause: registry.CauseProbed},
+		registrytest.Put(t, h.state, registry.Instance{
+			InstanceKey: registry.InstanceKey{Role: role, Plugin: "p", Alloc: "a", Task: "t"},
+			Health:      registry.Health{State: registry.Healthy, Cause: registry.CauseProbed},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
 	}
 	var applied registry.Change
 	h.state.OnApplied(func(a registry.Applied) { applied = a.Change })
@@ -227,14 +216,12 @@ func TestSupervisionAndRestartRequestsSurviveTheShim(t *testing.T) {
 		ts, end := h.tasks()
 		start(t, ts, "a", 1)
 		synctest.Wait()
-		_, err := h.state.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
+		_ = h.state.View(t.Context(), func(v registry.View) error {
 			task, _ := v.Task(taskA)
 			task.Restart = &registry.RestartRequest{Attempt: 1, Cause: registry.CauseStartTimeout}
-			return registry.Change{Put: []registry.Record{task}}, nil
+			registrytest.Put(t, h.state, task)
+			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
 		end()
 		h.state = h.state.Reopen()
 		ts, end = h.tasks()
@@ -301,13 +288,10 @@ func TestTaskOfANewerShimIsSupervised(t *testing.T) {
 		h := newHost()
 		at := pluginTask(t, "a", 1)
 		at.Sealed = []byte(strings.Replace(string(at.Sealed), `"version":1`, `"version":99,"later":true`, 1))
-		err := h.commit(registry.Task{
+		registrytest.Put(t, h.state, registry.Task{
 			TaskKey: at.Key(), Attempt: 1, Phase: registry.TaskRunning, Isolated: true, Sealed: at.Sealed,
 			Endpoint: registry.Endpoint{Host: "/run/h/t/x/csi.sock", Task: "/csi/csi.sock"}, Plan: []byte("{}"),
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
 		ts, end := h.tasks()
 		defer end()
 		synctest.Wait()

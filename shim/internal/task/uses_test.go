@@ -79,13 +79,10 @@ func TestWhatAPluginTaskIsNeededFor(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			log := registrytest.NewLog(time.Now)
-			for _, r := range []registry.Record{instanceOf(old, registry.Healthy), instanceOf(next, c.next), root,
-				c.record} {
-				if _, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) {
-					return registry.Change{Put: []registry.Record{r}}, nil
-				}); err != nil {
-					t.Fatal(err)
-				}
+			for _, r := range []registry.Record{ // the last instance is the newest
+				instanceOf(old, registry.Healthy), instanceOf(next, c.next), root, c.record,
+			} {
+				registrytest.Put(t, log, r)
 			}
 			uses := Uses{State: log, Mounts: c.mounts, Running: func(registry.TaskKey) int { return c.running }}
 			found, err := uses.Of(t.Context(), []registry.PluginTask{{TaskKey: old, Plugin: "p", Type: "node",
@@ -108,21 +105,19 @@ func TestWhatAPluginTaskIsNeededFor(t *testing.T) {
 // A call that mounts and ends while the uses of its task are looked up is found, either as a call or by its mount.
 func TestCallThatEndsMeanwhileIsSeen(t *testing.T) {
 	log := registrytest.NewLog(time.Now)
-	commit := func(c registry.Change) {
-		t.Helper()
-		if _, err := log.Commit(t.Context(),
-			func(registry.View) (registry.Change, error) { return c, nil }); err != nil {
-			t.Fatal(err)
-		}
-	}
 	k := registry.TaskKey{Alloc: "old", Task: "t"}
 	open := registry.Intent{Volume: registry.VolumeKey{Plugin: "p", External: "x"}, RPC: registry.NodePublishRPC, At: k,
 		Outcome: registry.OutcomePending}
-	commit(registry.Change{Put: []registry.Record{open}})
+	registrytest.Put(t, log, open)
 	ends := func() {
-		commit(registry.Change{Delete: []registry.Key{open.Key()}, Put: []registry.Record{registry.Ref{
-			Volume: open.Volume, Alloc: "user", Request: "r", Target: registry.Tree{Host: "/m/target"},
-			Publish: registry.MarkDone, Server: k}}})
+		_, err := registrytest.Write(t.Context(), log, registry.Change{
+			Delete: []registry.Key{open.Key()}, Put: []registry.Record{registry.Ref{
+				Volume: open.Volume, Alloc: "user", Request: "r", Target: registry.Tree{Host: "/m/target"},
+				Publish: registry.MarkDone, Server: k}},
+		})
+		if err != nil {
+			t.Error(err)
+		}
 	}
 	uses := Uses{State: log, Mounts: mounts{dev: true, read: ends}, Running: func(registry.TaskKey) int { return 0 }}
 	found, err := uses.Of(t.Context(), []registry.PluginTask{{TaskKey: k, Plugin: "p", Type: "node"}})
