@@ -88,7 +88,7 @@ func spec(t hooks.PluginType) hooks.PluginSpec {
 	}
 }
 
-// run supervises the task. The caller must call stop, which ends the supervision as the exit of the task does.
+// run supervises the task until stop or the end of the test, which end the supervision as the exit of the task does.
 func (w *env) run(task registry.Task, s hooks.PluginSpec) (stop func() error) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	clock := Clock{Now: time.Now, Boot: w.bootTime}
@@ -97,12 +97,14 @@ func (w *env) run(task registry.Task, s hooks.PluginSpec) (stop func() error) {
 	task.Restart = w.task(task.TaskKey).Restart // as an earlier shim has recorded it
 	ended := make(chan error, 1)
 	go func() { ended <- sup.Run(ctx, task, s) }()
-	return func() error {
+	stop = sync.OnceValue(func() error {
 		cancel(errStopped)
 		err := <-ended
 		w.fleet.Close(task.TaskKey)
 		return err
-	}
+	})
+	w.t.Cleanup(func() { _ = stop() })
+	return stop
 }
 
 var errStopped = errors.New("the test has ended")

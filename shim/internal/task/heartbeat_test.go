@@ -34,7 +34,7 @@ func TestOneEventPerChange(t *testing.T) {
 	} {
 		t.Run(string(c.cause), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w, _, p, stop := startHealthy(t, spec(hooks.TypeMonolith))
+				w, _, p, _ := startHealthy(t, spec(hooks.TypeMonolith))
 				for range 3 {
 					p.set(c.sick)
 					after(time.Hour)
@@ -45,7 +45,6 @@ func TestOneEventPerChange(t *testing.T) {
 					w.wantCommits("well for an hour", "healthy, healthy, task healthy (probed)")
 					w.wantHealth("well", registry.Healthy, registry.CauseProbed)
 				}
-				_ = stop()
 			})
 		})
 	}
@@ -54,7 +53,7 @@ func TestOneEventPerChange(t *testing.T) {
 func TestOnlyMissesInARowMakeUnhealthy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := spec(hooks.TypeNode)
-		w, _, p, stop := startHealthy(t, s)
+		w, _, p, _ := startHealthy(t, s)
 		for range 5 {
 			p.set(func(p *plugin) { p.broken = errors.New("INTERNAL") })
 			after(time.Duration(s.Heartbeat.Failures-1) * s.Heartbeat.Interval)
@@ -67,14 +66,13 @@ func TestOnlyMissesInARowMakeUnhealthy(t *testing.T) {
 		w.wantCommits("a moment before the third")
 		after(1)
 		w.wantCommits("the third", nodeUnhealthy(registry.CauseMissed))
-		_ = stop()
 	})
 }
 
 // A lost connection and a new one are both noticed without a heartbeat.
 func TestLostConnectionMakesUnhealthyAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, _, p, stop := startHealthy(t, spec(hooks.TypeNode))
+		w, _, p, _ := startHealthy(t, spec(hooks.TypeNode))
 		after(time.Second)
 		p.set(func(p *plugin) { p.up = false })
 		after(0)
@@ -90,14 +88,13 @@ func TestLostConnectionMakesUnhealthyAtOnce(t *testing.T) {
 		p.set(func(p *plugin) { p.up = true })
 		after(retryMost)
 		w.wantCommits("its return", nodeRecovers)
-		_ = stop()
 	})
 }
 
 // After a loss of the connection, another plugin may listen at the socket.
 func TestReturningPluginDescribesItselfBeforeItIsHealthy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, _, p, stop := startHealthy(t, spec(hooks.TypeNode))
+		w, _, p, _ := startHealthy(t, spec(hooks.TypeNode))
 		p.set(func(p *plugin) { p.up = false })
 		after(time.Minute)
 		w.commits()
@@ -111,7 +108,6 @@ func TestReturningPluginDescribesItselfBeforeItIsHealthy(t *testing.T) {
 		if v := w.instances()[0].Fingerprint.Version; v != "2" {
 			t.Errorf("version is %q", v)
 		}
-		_ = stop()
 	})
 }
 
@@ -138,7 +134,6 @@ func TestNewShimSupervisesWhereTheOldOneStopped(t *testing.T) {
 		stop = w.run(task, spec(hooks.TypeMonolith))
 		after(0)
 		w.wantCommits("back meanwhile", "updated, healthy, updated, healthy, task healthy (probed)")
-		_ = stop()
 	})
 }
 
@@ -146,7 +141,7 @@ func TestNewShimSupervisesWhereTheOldOneStopped(t *testing.T) {
 func TestDescriptionIsRefreshed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := spec(hooks.TypeMonolith)
-		w, _, p, stop := startHealthy(t, s)
+		w, _, p, _ := startHealthy(t, s)
 		_, before := p.seen()
 		p.set(func(p *plugin) { p.version = "2" })
 		after(refreshEvery - 2*s.Heartbeat.Interval)
@@ -170,7 +165,6 @@ func TestDescriptionIsRefreshed(t *testing.T) {
 		if _, now := p.seen(); now != before {
 			t.Errorf("asked %d times without need", now-before)
 		}
-		_ = stop()
 	})
 }
 
@@ -206,7 +200,6 @@ func TestPluginWithoutItsSocketIsRestarted(t *testing.T) {
 				stop = w.run(task, spec(hooks.TypeNode))
 				after(time.Hour)
 				w.wantCommits("at the next shim")
-				_ = stop()
 			})
 		})
 	}

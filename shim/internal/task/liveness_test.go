@@ -70,7 +70,6 @@ func TestSickPluginIsRestartedAfterItsTime(t *testing.T) {
 				if got := w.commits(); len(got) > 0 {
 					t.Errorf("afterwards: %q", got)
 				}
-				_ = stop()
 			})
 		})
 	}
@@ -140,6 +139,5 @@ func TestSickPluginKeepsTheMountsThatItServes(t *testing.T) {
 		set(nil, false)
 		after(time.Minute)
 		w.wantCommits("once its user is being released", "restart asked (missed)")
-		_ = stop()
 	})
 }

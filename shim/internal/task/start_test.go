@@ -54,7 +54,7 @@ func TestPluginThatIsNotReadyYetIsAwaited(t *testing.T) {
 			if late {
 				after(time.Hour)
 			}
-			stop := w.run(task, hooks.PluginSpec{ID: "disk", Type: hooks.TypeNode, NoListVolumes: true})
+			w.run(task, hooks.PluginSpec{ID: "disk", Type: hooks.TypeNode, NoListVolumes: true})
 			if !late {
 				after(20 * time.Second)
 				w.wantCommits("while it starts", "problem: the plugin answers that it is not ready")
@@ -76,7 +76,6 @@ func TestPluginThatIsNotReadyYetIsAwaited(t *testing.T) {
 			if got, want := len(now)-len(probes), int(time.Hour/hooks.DefaultHeartbeatInterval); got != want {
 				t.Errorf("%d probes in an hour, want %d", got, want)
 			}
-			_ = stop()
 		})
 	}
 }
@@ -88,7 +87,7 @@ func TestProblemOfAStartIsShown(t *testing.T) {
 		w := newEnv(t)
 		task, p := w.start("plugin")
 		p.set(func(p *plugin) { p.up = false })
-		stop := w.run(task, spec(hooks.TypeNode))
+		w.run(task, spec(hooks.TypeNode))
 		after(problemEvery - 1)
 		w.wantCommits("a start that may be usual")
 		after(2 * startRetry)
@@ -101,7 +100,6 @@ func TestProblemOfAStartIsShown(t *testing.T) {
 		w.wantCommits("in the next two seconds", "problem: bad name 3")
 		after(hooks.DefaultHealthTimeout)
 		w.wantCommits("at the timeout", "task unhealthy (wrong identity), restart asked (wrong identity)")
-		_ = stop()
 	})
 }
 
@@ -161,7 +159,6 @@ func TestHealthTimeoutOverRestart(t *testing.T) {
 				if now, _ := p.seen(); len(now) != len(probes) {
 					t.Errorf("a plugin that is to be restarted was probed %d times", len(now)-len(probes))
 				}
-				_ = stop()
 			})
 		})
 	}
@@ -197,10 +194,10 @@ func TestHangingProbeDelaysNobody(t *testing.T) {
 		w := newEnv(t)
 		stuck, p := w.start("stuck")
 		p.set(func(p *plugin) { p.hangs = true })
-		stopStuck := w.run(stuck, spec(hooks.TypeNode))
+		w.run(stuck, spec(hooks.TypeNode))
 		after(0)
 		task, _ := w.start("plugin")
-		stop := w.run(task, spec(hooks.TypeController))
+		w.run(task, spec(hooks.TypeController))
 		after(0)
 		w.wantCommits("the other", nodeStarts)
 		after(hooks.DefaultHealthTimeout)
@@ -212,7 +209,6 @@ func TestHangingProbeDelaysNobody(t *testing.T) {
 		if r := w.task(stuck.TaskKey).Restart; r == nil || !strings.Contains(r.Detail, "deadline") {
 			t.Errorf("request is %+v", r)
 		}
-		_, _ = stop(), stopStuck()
 	})
 }
 
@@ -230,7 +226,7 @@ func TestFullDiskDelaysRegistration(t *testing.T) {
 				task, p := w.start("plugin")
 				p.set(func(p *plugin) { p.up = c.up })
 				w.log.Fail(full)
-				stop := w.run(task, spec(hooks.TypeNode))
+				w.run(task, spec(hooks.TypeNode))
 				if !c.up {
 					after(3 * problemEvery)
 					w.wantCommits("the problem", "problem: "+errRefused.Error())
@@ -244,7 +240,6 @@ func TestFullDiskDelaysRegistration(t *testing.T) {
 				if c.up {
 					w.wantCommits("its end", nodeUnhealthy(registry.CauseGone))
 				}
-				_ = stop()
 			})
 		})
 	}

@@ -21,6 +21,7 @@ import (
 
 // host has all that Tasks depends on, in memory. Its journal has the supervised attempts.
 type host struct {
+	t       *testing.T
 	state   *registrytest.Log
 	answers bool // a process listens at every socket
 	removed []string
@@ -29,9 +30,9 @@ type host struct {
 	journal []string
 }
 
-func newHost() *host { return &host{state: registrytest.NewLog(time.Now)} }
+func newHost(t *testing.T) *host { return &host{t: t, state: registrytest.NewLog(time.Now)} }
 
-// tasks is a running Tasks; end ends it, as the end of a shim does.
+// tasks is a running Tasks. end and the end of the test end it, as the end of a shim does.
 func (h *host) tasks() (t *Tasks, end func()) { return h.tasksOver(h.state) }
 
 func (h *host) tasksOver(state registry.State) (t *Tasks, end func()) {
@@ -42,7 +43,9 @@ func (h *host) tasksOver(state registry.State) (t *Tasks, end func()) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { _ = t.Run(ctx) })
-	return t, func() { cancel(errStopped); running.Wait() }
+	end = func() { cancel(errStopped); running.Wait() }
+	h.t.Cleanup(end)
+	return t, end
 }
 
 var taskA = registry.TaskKey{Alloc: "a", Task: "t"}
@@ -113,9 +116,8 @@ func start(t *testing.T, ts *Tasks, alloc string, attempt uint64) {
 
 // The end of a task and the removal of its instances are one commit.
 func TestTaskThatExitsIsDeregistered(t *testing.T) {
-	h := newHost()
-	ts, end := h.tasks()
-	defer end()
+	h := newHost(t)
+	ts, _ := h.tasks()
 	start(t, ts, "a", 1)
 	for _, role := range []registry.Role{registry.RoleController, registry.RoleNode} {
 		registrytest.Put(t, h.state, registry.Instance{
@@ -143,9 +145,8 @@ func TestTaskThatExitsIsDeregistered(t *testing.T) {
 // nothing.
 func TestTaskIsSupervisedWhileItRuns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost()
-		ts, end := h.tasks()
-		defer end()
+		h := newHost(t)
+		ts, _ := h.tasks()
 		for _, attempt := range []uint64{1, 2} {
 			start(t, ts, "a", attempt)
 			synctest.Wait()
@@ -172,7 +173,7 @@ func TestTaskIsSupervisedWhileItRuns(t *testing.T) {
 // A task that is being stopped is not supervised, also not by the next shim.
 func TestStoppingTaskIsNotSupervised(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost()
+		h := newHost(t)
 		ts, end := h.tasks()
 		start(t, ts, "a", 1)
 		synctest.Wait()
@@ -182,8 +183,7 @@ func TestStoppingTaskIsNotSupervised(t *testing.T) {
 			}
 		}
 		end()
-		_, end = h.tasks()
-		defer end()
+		h.tasks()
 		synctest.Wait()
 		h.want(t, "supervise a/t 1", "stop a/t 1")
 	})
@@ -195,8 +195,8 @@ func TestStartIsRefusedWhileTheOldProcessAnswers(t *testing.T) {
 		"still answers at": func(h *host, _ *Tasks) { h.answers = true },
 		"bind":             func(_ *host, ts *Tasks) { ts.operations = nil },
 	} {
-		h := newHost()
-		ts, end := h.tasks()
+		h := newHost(t)
+		ts, _ := h.tasks()
 		refuse(h, ts)
 		_, err := ts.Starting(t.Context(), registry.Call{}, pluginTask(t, "a", 1))
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -205,14 +205,13 @@ func TestStartIsRefusedWhileTheOldProcessAnswers(t *testing.T) {
 		if list, _, _ := ts.Plugins(t.Context(), ""); len(list) != 0 {
 			t.Errorf("recorded all the same: %+v", list)
 		}
-		end()
 	}
 }
 
 // A restart request stands until the host reports a newer attempt.
 func TestSupervisionAndRestartRequestsSurviveTheShim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost()
+		h := newHost(t)
 		ts, end := h.tasks()
 		start(t, ts, "a", 1)
 		synctest.Wait()
@@ -224,8 +223,7 @@ func TestSupervisionAndRestartRequestsSurviveTheShim(t *testing.T) {
 		})
 		end()
 		h.state = h.state.Reopen()
-		ts, end = h.tasks()
-		defer end()
+		ts, _ = h.tasks()
 		synctest.Wait()
 		h.want(t, "supervise a/t 1", "stop a/t 1", "supervise a/t 1")
 		if list, _, _ := ts.Restarts(t.Context()); len(list) != 1 || list[0].TaskKey != taskA ||
@@ -241,9 +239,8 @@ func TestSupervisionAndRestartRequestsSurviveTheShim(t *testing.T) {
 
 func TestSyncAdoptsAndRemovesTasks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost()
-		ts, end := h.tasks()
-		defer end()
+		h := newHost(t)
+		ts, _ := h.tasks()
 		start(t, ts, "gone", 1)
 		start(t, ts, "kept", 1)
 		start(t, ts, "stops", 1)
@@ -285,15 +282,14 @@ func TestSyncAdoptsAndRemovesTasks(t *testing.T) {
 // It does not start such a task again.
 func TestTaskOfANewerShimIsSupervised(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost()
+		h := newHost(t)
 		at := pluginTask(t, "a", 1)
 		at.Sealed = []byte(strings.Replace(string(at.Sealed), `"version":1`, `"version":99,"later":true`, 1))
 		registrytest.Put(t, h.state, registry.Task{
 			TaskKey: at.Key(), Attempt: 1, Phase: registry.TaskRunning, Isolated: true, Sealed: at.Sealed,
 			Endpoint: registry.Endpoint{Host: "/run/h/t/x/csi.sock", Task: "/csi/csi.sock"}, Plan: []byte("{}"),
 		})
-		ts, end := h.tasks()
-		defer end()
+		ts, _ := h.tasks()
 		synctest.Wait()
 		h.want(t, "supervise a/t 1")
 		for id, want := range map[registry.PluginID]int{"": 1, "p": 1, "plugin": 0, "csi": 0} {
@@ -312,10 +308,9 @@ func TestTaskOfANewerShimIsSupervised(t *testing.T) {
 // A swap may end the caller's context while the end of a task is written. The directory of the socket is removed
 // nevertheless: the next shim answers a replay from the stored answer and would not remove it.
 func TestSocketDirectoryIsRemovedWhenTheCallerGoesDuringExited(t *testing.T) {
-	h := newHost()
+	h := newHost(t)
 	cut := func() {}
-	ts, end := h.tasksOver(impatient{h.state, func() { cut() }})
-	defer end()
+	ts, _ := h.tasksOver(impatient{h.state, func() { cut() }})
 	start(t, ts, "a", 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	cut = cancel
