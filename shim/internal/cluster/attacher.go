@@ -263,7 +263,7 @@ func (a *Attacher) DetachOrAbandon(
 		return a.Controller.DetachOrAbandon(ctx, by, k, f)
 	})
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
-		return a.Controller.Abandon(ctx, k, f, err)
+		return a.Controller.Abandon(ctx, k, f, err.Error())
 	}
 	return err
 }

@@ -23,8 +23,8 @@ func part(offsets ...int64) registry.Blocks {
 }
 
 // parts returns an answer of several messages. code is the code at its end; empty: success.
-func parts(code string, list ...registry.Blocks) snapshotAnswer {
-	a := snapshotAnswer{blocks: list}
+func parts(code string, list ...registry.Blocks) scriptedAnswer {
+	a := scriptedAnswer{blocks: list}
 	if code != "" {
 		a.err = noAnswer(code).err
 	}
@@ -39,7 +39,7 @@ func changed(at int64, change func(b *registry.Blocks, first *registry.BlockRang
 }
 
 // openBlocks returns a desk with five snapshots. The test reads the blocks of s2.
-func openBlocks(t *testing.T, answers ...snapshotAnswer) *snapshotDesk {
+func openBlocks(t *testing.T, answers ...scriptedAnswer) *snapshotDesk {
 	d := openSnapshots(t, of(registry.SnapshotMetadata), answers...)
 	for i, s := range []registry.VolumeSnapshot{{External: "snap-1"}, {External: "snap-2"}, {External: "snap-3"},
 		{External: "snap-4", Source: "vol-other"}, {External: "snap-5", State: registry.SnapshotProcessing}} {
@@ -77,24 +77,24 @@ func TestBlocksComeOnceAndInOrder(t *testing.T) {
 	for name, c := range map[string]struct {
 		base    registry.SnapshotID
 		offset  int64
-		answers []snapshotAnswer
+		answers []scriptedAnswer
 		got     string
 		calls   []string
 		err     string
 	}{
-		"allocated": {"", 0, []snapshotAnswer{parts("", part(0, 10), part(30))}, "0+10 10+10 30+10", []string{all}, ""},
-		"changed":   {"s1", 0, []snapshotAnswer{parts("", part(30))}, "30+10", []string{delta}, ""},
-		"none":      {"s1", 0, []snapshotAnswer{parts("", part())}, "", []string{delta}, ""},
-		"from an offset in a block": {"", 15, []snapshotAnswer{parts("", part(10, 20))}, "15+5 20+10",
+		"allocated": {"", 0, []scriptedAnswer{parts("", part(0, 10), part(30))}, "0+10 10+10 30+10", []string{all}, ""},
+		"changed":   {"s1", 0, []scriptedAnswer{parts("", part(30))}, "30+10", []string{delta}, ""},
+		"none":      {"s1", 0, []scriptedAnswer{parts("", part())}, "", []string{delta}, ""},
+		"from an offset in a block": {"", 15, []scriptedAnswer{parts("", part(10, 20))}, "15+5 20+10",
 			[]string{"GetMetadataAllocated  snap-2 from 15"}, ""},
 		"cut off": {"", 0,
-			[]snapshotAnswer{parts("UNAVAILABLE", part(0), part(20)), parts("UNAVAILABLE"), parts("", part(40))},
+			[]scriptedAnswer{parts("UNAVAILABLE", part(0), part(20)), parts("UNAVAILABLE"), parts("", part(40))},
 			"0+10 20+10 40+10",
 			[]string{all, "GetMetadataAllocated  snap-2 from 30", "GetMetadataAllocated  snap-2 from 30"}, ""},
-		"too slow, with progress": {"", 0, []snapshotAnswer{parts("DEADLINE_EXCEEDED", part(0)), parts("", part(40))},
+		"too slow, with progress": {"", 0, []scriptedAnswer{parts("DEADLINE_EXCEEDED", part(0)), parts("", part(40))},
 			"0+10 40+10", []string{all, "GetMetadataAllocated  snap-2 from 10"}, ""},
-		"too slow": {"", 0, []snapshotAnswer{parts("DEADLINE_EXCEEDED")}, "", []string{all}, "DEADLINE_EXCEEDED"},
-		"a refusal": {"s1", 0, []snapshotAnswer{parts("FAILED_PRECONDITION", part(0))}, "0+10", []string{delta},
+		"too slow": {"", 0, []scriptedAnswer{parts("DEADLINE_EXCEEDED")}, "", []string{all}, "DEADLINE_EXCEEDED"},
+		"a refusal": {"s1", 0, []scriptedAnswer{parts("FAILED_PRECONDITION", part(0))}, "0+10", []string{delta},
 			"FAILED_PRECONDITION"},
 		"base of another":   {"other", 0, nil, "", nil, "only snapshots of one volume"},
 		"base taken later":  {"s3", 0, nil, "", nil, "was taken after"},
@@ -144,8 +144,8 @@ func TestBlocksComeOnceAndInOrder(t *testing.T) {
 // A list ends if its plugin sends no block for ten minutes. The time that the reader takes does not count.
 func TestBlocksEndWithoutProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		answers := []snapshotAnswer{parts("UNAVAILABLE", part(0))}
-		d := openBlocks(t, append(answers, slices.Repeat([]snapshotAnswer{parts("UNAVAILABLE")}, 1000)...)...)
+		answers := []scriptedAnswer{parts("UNAVAILABLE", part(0))}
+		d := openBlocks(t, append(answers, slices.Repeat([]scriptedAnswer{parts("UNAVAILABLE")}, 1000)...)...)
 		begun := time.Now()
 		q := registry.BlockQuery{Snapshot: registry.SnapshotName{Namespace: "default", ID: "s2"}}
 		err := d.Blocks(t.Context(), q, func(registry.Blocks) error { time.Sleep(time.Hour); return nil })

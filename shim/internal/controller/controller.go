@@ -124,7 +124,9 @@ func (m *Controller) uses(ctx context.Context, v registry.Volume) ([]string, err
 }
 
 // badResponse returns the error of a call that the plugin answered with OK but with an unusable response.
-func badResponse(rpc registry.RPC, at registry.InstanceKey, kind error, format string, args ...any) error {
+func badResponse(
+	rpc registry.RPC, at registry.InstanceKey, kind error, format string, args ...any,
+) *registry.CallError {
 	return &registry.CallError{
 		RPC: rpc, Instance: at, Code: "OK", Outcome: registry.OutcomeFailed, Kind: kind,
 		Detail: fmt.Sprintf(format, args...),

@@ -21,13 +21,17 @@ func (m *Controller) AbandonSteps(ctx context.Context, k registry.AttachmentKey)
 	if err != nil || at.State == registry.MarkNone {
 		return nil, err
 	}
-	return []registry.ReleaseStep{m.detachStep(at)}, nil
+	return []registry.ReleaseStep{m.detachStep(at, true)}, nil
 }
 
-// detachStep returns the step that takes down an attachment by force.
-func (m *Controller) detachStep(at registry.Attachment) registry.ReleaseStep {
+// detachStep returns the step that detaches a volume. abandons means that a detach that fails is skipped.
+func (m *Controller) detachStep(at registry.Attachment, abandons bool) registry.ReleaseStep {
 	step := registry.ReleaseStep{Volume: at.Name, Action: registry.ReleaseSend, RPC: registry.ControllerUnpublishRPC,
-		Target: "node " + string(at.NodeID), Detail: "skipped if it fails"}
+		Target: "node " + string(at.NodeID)}
+	if !abandons {
+		return step
+	}
+	step.Detail = "skipped if it fails"
 	if why := m.whyNoController(at.Volume.Plugin); why != "" {
 		step.Action, step.Detail = registry.ReleaseSkip, why
 	}
@@ -70,7 +74,7 @@ func (m *Controller) DetachOrAbandon(
 		}
 		why = fmt.Sprint(err)
 	}
-	return m.abandon(ctx, k, f, why)
+	return m.Abandon(ctx, k, f, why)
 }
 
 // usesAt describes how this node uses the volume of an attachment. In a cluster it returns nothing for the attachment
@@ -80,11 +84,6 @@ func (m *Controller) usesAt(ctx context.Context, at registry.Attachment) ([]stri
 		return nil, nil
 	}
 	return m.node.Uses(ctx, at.Volume)
-}
-
-// Abandon deletes the record of an attachment whose plugin does not detach. why is the reason, for the event.
-func (m *Controller) Abandon(ctx context.Context, k registry.AttachmentKey, f registry.Forced, why error) error {
-	return m.abandon(ctx, k, f, why.Error())
 }
 
 // settleOrLeaveAlteration settles an open expansion or modification, which must have an outcome before a detach. If
@@ -97,9 +96,10 @@ func (m *Controller) settleOrLeaveAlteration(ctx context.Context, by intent.Call
 	return err
 }
 
-// abandon deletes the records of an attachment and of the open call for it. If that call may still run at a former
-// executor, another call for the volume waits until it has ended.
-func (m *Controller) abandon(ctx context.Context, k registry.AttachmentKey, f registry.Forced, why string) error {
+// Abandon deletes the records of an attachment whose plugin does not detach, and of the open call for it. If that call
+// may still run at a former executor, another call for the volume waits until it has ended. why is the reason, for the
+// event.
+func (m *Controller) Abandon(ctx context.Context, k registry.AttachmentKey, f registry.Forced, why string) error {
 	_, err := registry.Ensure(ctx, m.State, func(view registry.View) (change registry.Change, err error) {
 		at, found := view.Attachment(k)
 		if !found {
@@ -159,7 +159,13 @@ func (m *Controller) DetachVolume(
 		if err := m.checkDetachable(ctx, at); err != nil {
 			return nil, err
 		}
-		steps = append(steps, m.detachSteps(at, f)...)
+		if m.ofOtherNode(at) {
+			steps = append(steps, registry.ReleaseStep{
+				Volume: at.Name, Action: registry.ReleaseFence, Target: string(at.Node),
+				Detail: "a host that cannot fence needs a confirmation",
+			})
+		}
+		steps = append(steps, m.detachStep(at, confirmed))
 	}
 	if f.DryRun {
 		return steps, nil
@@ -280,21 +286,6 @@ func usedBy(at registry.Attachment, users []string) error {
 }
 
 func (m *Controller) ofOtherNode(at registry.Attachment) bool { return at.Node != m.node.Name() }
-
-// detachSteps returns the steps of DetachVolume for one attachment.
-func (m *Controller) detachSteps(at registry.Attachment, f registry.Force) (steps []registry.ReleaseStep) {
-	if m.ofOtherNode(at) {
-		steps = append(steps, registry.ReleaseStep{
-			Volume: at.Name, Action: registry.ReleaseFence, Target: string(at.Node),
-			Detail: "a host that cannot fence needs a confirmation",
-		})
-	}
-	step := m.detachStep(at)
-	if f.Confirm != string(at.Name.ID) {
-		step.Action, step.Detail = registry.ReleaseSend, ""
-	}
-	return append(steps, step)
-}
 
 // takeDown takes down an attachment whose record says Detaching. If that has certainly failed, or if the volume is in
 // use again, takeDown clears Detaching. fenced: the caller has just fenced the node.

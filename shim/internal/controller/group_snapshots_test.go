@@ -24,17 +24,17 @@ const (
 )
 
 // groupAnswer returns the plugin's description of the group, after change has changed it.
-func groupAnswer(change func(*csi.GroupSnapshot)) snapshotAnswer {
+func groupAnswer(change func(*csi.GroupSnapshot)) scriptedAnswer {
 	g := csi.GroupSnapshot{ID: "group-1", Ready: true, Snapshots: []csi.Snapshot{ // the order does not matter
 		{ID: "snap-2", Volume: "vol-logs", Size: 2 << 20, Ready: true, Group: "group-1"},
 		{ID: "snap-1", Volume: "vol-data", Size: 1 << 20, Ready: true, Group: "group-1"}}}
 	if change != nil {
 		change(&g)
 	}
-	return snapshotAnswer{group: g}
+	return scriptedAnswer{group: g}
 }
 
-func openGroup(t *testing.T, plugins table, answers ...snapshotAnswer) *snapshotDesk {
+func openGroup(t *testing.T, plugins table, answers ...scriptedAnswer) *snapshotDesk {
 	d := openSnapshots(t, plugins, answers...)
 	second := ready()
 	second.ID, second.Name, second.External = "logs", "logs", "vol-logs"
@@ -55,40 +55,40 @@ func (d *snapshotDesk) group() registry.VolumeSnapshot {
 func TestGroupSnapshotIsCreatedOnceItIsReady(t *testing.T) {
 	waits := groupAnswer(func(g *csi.GroupSnapshot) { g.Ready = false })
 	for name, c := range map[string]struct {
-		answers []snapshotAnswer
+		answers []scriptedAnswer
 		state   registry.SnapshotState // "": no record
 		calls   []string
 		err     string
 	}{
-		"at once": {[]snapshotAnswer{groupAnswer(nil)}, registry.SnapshotReady, []string{createGroup}, ""},
-		"later": {[]snapshotAnswer{waits, waits, groupAnswer(nil)}, registry.SnapshotReady,
+		"at once": {[]scriptedAnswer{groupAnswer(nil)}, registry.SnapshotReady, []string{createGroup}, ""},
+		"later": {[]scriptedAnswer{waits, waits, groupAnswer(nil)}, registry.SnapshotReady,
 			[]string{createGroup, getGroup, getGroup}, ""},
-		"a member is not ready": {[]snapshotAnswer{
+		"a member is not ready": {[]scriptedAnswer{
 			groupAnswer(func(g *csi.GroupSnapshot) { g.Snapshots[0].Ready = false }),
 			groupAnswer(nil)}, registry.SnapshotReady, []string{createGroup, getGroup}, ""},
-		"after no answer": {[]snapshotAnswer{noAnswer("UNAVAILABLE"), groupAnswer(nil)}, registry.SnapshotReady,
+		"after no answer": {[]scriptedAnswer{noAnswer("UNAVAILABLE"), groupAnswer(nil)}, registry.SnapshotReady,
 			[]string{createGroup, createGroup}, ""},
-		"refused": {[]snapshotAnswer{refused("FAILED_PRECONDITION")}, "", []string{createGroup}, "FAILED_PRECONDITION"},
-		"refused after no answer": {[]snapshotAnswer{noAnswer("UNAVAILABLE"), refused("FAILED_PRECONDITION")},
+		"refused": {[]scriptedAnswer{refused("FAILED_PRECONDITION")}, "", []string{createGroup}, "FAILED_PRECONDITION"},
+		"refused after no answer": {[]scriptedAnswer{noAnswer("UNAVAILABLE"), refused("FAILED_PRECONDITION")},
 			registry.SnapshotFailed, []string{createGroup, createGroup}, "group-snapshot delete"},
-		"gone": {[]snapshotAnswer{waits, refused("NOT_FOUND")}, registry.SnapshotFailed,
+		"gone": {[]scriptedAnswer{waits, refused("NOT_FOUND")}, registry.SnapshotFailed,
 			[]string{createGroup, getGroup}, "NOT_FOUND"},
 		"a snapshot is missing": {
-			[]snapshotAnswer{groupAnswer(func(g *csi.GroupSnapshot) { g.Snapshots = g.Snapshots[:1] })},
+			[]scriptedAnswer{groupAnswer(func(g *csi.GroupSnapshot) { g.Snapshots = g.Snapshots[:1] })},
 			registry.SnapshotFailed, []string{createGroup}, "has 1 snapshots, of 2 volumes"},
 		"a volume twice": {
-			[]snapshotAnswer{groupAnswer(func(g *csi.GroupSnapshot) { g.Snapshots[0].Volume = "vol-data" })},
+			[]scriptedAnswer{groupAnswer(func(g *csi.GroupSnapshot) { g.Snapshots[0].Volume = "vol-data" })},
 			registry.SnapshotFailed, []string{createGroup}, `no snapshot of volume "vol-logs"`},
-		"a snapshot twice": {[]snapshotAnswer{groupAnswer(func(g *csi.GroupSnapshot) { g.Snapshots[0].ID = "snap-1" })},
+		"a snapshot twice": {[]scriptedAnswer{groupAnswer(func(g *csi.GroupSnapshot) { g.Snapshots[0].ID = "snap-1" })},
 			registry.SnapshotFailed, []string{createGroup}, "twice"},
-		"of another group": {[]snapshotAnswer{groupAnswer(func(g *csi.GroupSnapshot) { g.Snapshots[1].Group = "" })},
+		"of another group": {[]scriptedAnswer{groupAnswer(func(g *csi.GroupSnapshot) { g.Snapshots[1].Group = "" })},
 			registry.SnapshotFailed, []string{createGroup}, "says that it is in group"},
-		"another id": {[]snapshotAnswer{waits, groupAnswer(func(g *csi.GroupSnapshot) { g.ID = "group-2" })},
+		"another id": {[]scriptedAnswer{waits, groupAnswer(func(g *csi.GroupSnapshot) { g.ID = "group-2" })},
 			registry.SnapshotFailed, []string{createGroup, getGroup}, "called it"},
 		"another member": {
-			[]snapshotAnswer{waits, groupAnswer(func(g *csi.GroupSnapshot) { g.Snapshots[0].ID = "snap-3" })},
+			[]scriptedAnswer{waits, groupAnswer(func(g *csi.GroupSnapshot) { g.Snapshots[0].ID = "snap-3" })},
 			registry.SnapshotFailed, []string{createGroup, getGroup}, "called it"},
-		"without an id": {[]snapshotAnswer{{}}, registry.SnapshotFailed, []string{createGroup}, "external id"},
+		"without an id": {[]scriptedAnswer{{}}, registry.SnapshotFailed, []string{createGroup}, "external id"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -201,7 +201,7 @@ func TestMembersGoWithTheirGroup(t *testing.T) {
 			t.Errorf("another snapshot of that id: %v", err)
 		}
 		d.wantJournal()
-		d.plugin.answers = []snapshotAnswer{noAnswer("UNAVAILABLE"), {}}
+		d.plugin.answers = []scriptedAnswer{noAnswer("UNAVAILABLE"), {}}
 		if err := d.DeleteGroup(t.Context(), call, groupName); err != nil {
 			t.Error(err)
 		}
@@ -247,7 +247,7 @@ func TestUnusableGroupSnapshotIsDeleted(t *testing.T) {
 				d.wantJournal(createGroup)
 				return
 			}
-			d.plugin.answers = []snapshotAnswer{noAnswer("UNAVAILABLE"), {}}
+			d.plugin.answers = []scriptedAnswer{noAnswer("UNAVAILABLE"), {}}
 			if err := d.DeleteGroup(t.Context(), call, groupName); err != nil {
 				t.Errorf("%s: %v", what, err)
 			}

@@ -171,8 +171,7 @@ func TestCallThatIsGivenUpMayRunAtTheFormerExecutor(t *testing.T) {
 		attaching.RPC, attaching.Node, at.State = rpc, at.NodeID, registry.MarkSent
 		d = open(t, of(registry.CreateDelete, registry.AttachDetach), v, takenOver, attaching, at)
 		d.Controller.Executors = asRecorded{}
-		why := errors.New("its plugin is gone")
-		if err := d.Abandon(t.Context(), at.AttachmentKey(), registry.Forced{By: "ada"}, why); err != nil {
+		if err := d.Abandon(t.Context(), at.AttachmentKey(), registry.Forced{By: "ada"}, "its plugin is gone"); err != nil {
 			t.Error(err)
 		}
 		d.wantLate(string(rpc) + " of data, failed: false")
@@ -440,7 +439,7 @@ func TestDeletionWaitsForASnapshotThatIsTaken(t *testing.T) {
 		State: registry.SnapshotProcessing, External: "snap-1", Senders: []registry.NodeName{"n1"}}
 	snap.Name = "s1"
 	for _, executor := range []registry.Executor{takenOver, takenOver.Settled("n1")} {
-		d := openSnapshots(t, of(registry.CreateDelete, registry.CreateSnapshot), snapshotAnswer{})
+		d := openSnapshots(t, of(registry.CreateDelete, registry.CreateSnapshot), scriptedAnswer{})
 		d.put(snap, executor)
 		d.desk.Controller.Executors = asRecorded{}
 		err := d.Snapshots.Delete(t.Context(), call, snapName)

@@ -13,8 +13,8 @@ import (
 // roleWait bounds the wait for a role that no task of the plugin serves yet. Such a task may be about to start.
 const roleWait = 5 * time.Second
 
-// controllerOf waits for the active controller of the plugin until ctx ends. If the plugin has no controller, it returns
-// a node instance. certain means that the plugin is known to have a controller, so a missing one is awaited.
+// controllerOf waits for the active controller of the plugin until ctx ends. If the plugin has no controller, it
+// returns a node instance. certain means that the plugin is known to have a controller, so a missing one is awaited.
 func (m *Controller) controllerOf(
 	ctx context.Context, id registry.PluginID, certain bool,
 ) (inst registry.Instance, err error) {
@@ -97,7 +97,8 @@ func (m *Controller) awaitNode(ctx context.Context, id registry.PluginID) (inst 
 }
 
 // withRole runs f, which waits for the plugin's role. Every roleWait it interrupts f and checks whether the plugin is
-// healthy in its other role and no known task serves this role. If so, it returns an ErrUnavailable that names the role.
+// healthy in its other role and no known task serves this role. If so, it returns an ErrUnavailable that names the
+// role.
 func (m *Controller) withRole(
 	ctx context.Context, role registry.Role, id registry.PluginID, f func(context.Context) error,
 ) error {

@@ -11,6 +11,14 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
+// accept checks the plugin's answer and copies it to the snapshot or group snapshot.
+func (a snapshotAnswer) accept(view registry.View, snap *registry.VolumeSnapshot) error {
+	if snap.IsGroup() {
+		return acceptGroup(view, snap, a.group)
+	}
+	return acceptOne(view, snap, a.one)
+}
+
 // acceptOne checks the plugin's answer and copies it to the snapshot. If the answer cannot be used, it keeps only the
 // id. It keeps nothing if the plugin says that the snapshot is of another volume: another client may have taken it, and
 // its deletion would lose that client's data.
@@ -166,19 +174,11 @@ func checkAnswer(
 	return nil
 }
 
-// taken stores the outcome of CreateSnapshot or GetSnapshot.
+// taken stores the outcome of CreateSnapshot or GetSnapshot. next is the snapshot as the plugin describes it. fresh
+// means that no other call may have taken the snapshot.
 func (s *Snapshots) taken(
-	ctx context.Context, w work, snap registry.VolumeSnapshot, at registry.InstanceKey, rpc registry.RPC,
-	accept acceptFunc, failure *registry.CallError,
+	ctx context.Context, snap, next registry.VolumeSnapshot, rpc registry.RPC, failure *registry.CallError, fresh bool,
 ) (*registry.VolumeSnapshot, error) {
-	next := snap
-	if failure == nil {
-		err := s.volumes.State.View(ctx, func(view registry.View) error { return accept(view, &next) })
-		if err != nil {
-			failure, _ = errors.AsType[*registry.CallError](badResponse(rpc, at, registry.ErrInternal,
-				"the plugin's answer cannot be used: %v", err))
-		}
-	}
 	if failure == nil {
 		return s.store(ctx, snap, next, s.progress(snap, next), nil)
 	}
@@ -187,7 +187,7 @@ func (s *Snapshots) taken(
 	switch {
 	case remains(rpc, snap, failure):
 		return s.store(ctx, snap, next, nil, failure)
-	case w.isFresh(snap) && failure.Code != "OK": // no other call may have taken the snapshot
+	case fresh && failure.Code != "OK":
 		return nil, errors.Join(failure, s.remove(ctx, snap, s.event(registry.EventSnapshotFailed, snap, detail)))
 	}
 	next.State = registry.SnapshotFailed
@@ -222,9 +222,9 @@ func (s *Snapshots) progress(was, is registry.VolumeSnapshot) (events []registry
 	return events
 }
 
-// deleted stores the outcome of DeleteSnapshot.
+// deleted stores the outcome of DeleteSnapshot. fresh means that no earlier call may have deleted the snapshot.
 func (s *Snapshots) deleted(
-	ctx context.Context, w work, snap registry.VolumeSnapshot, rpc registry.RPC, failure *registry.CallError,
+	ctx context.Context, snap registry.VolumeSnapshot, rpc registry.RPC, failure *registry.CallError, fresh bool,
 ) (*registry.VolumeSnapshot, error) {
 	if failure == nil || failure.Code == "NOT_FOUND" {
 		return nil, s.remove(ctx, snap, s.event(registry.EventSnapshotDeleted, snap, ""))
@@ -232,7 +232,7 @@ func (s *Snapshots) deleted(
 	next := snap
 	next.Failure = registry.Failure{RPC: rpc, Code: failure.Code, Detail: failure.Detail, Since: s.volumes.Now()}
 	// If an earlier call has no certain outcome, only FAILED_PRECONDITION shows that the snapshot still exists.
-	if failure.Outcome != registry.OutcomeFailed || !w.isFresh(snap) && failure.Code != "FAILED_PRECONDITION" {
+	if failure.Outcome != registry.OutcomeFailed || !fresh && failure.Code != "FAILED_PRECONDITION" {
 		return s.store(ctx, snap, next, nil, failure)
 	}
 	next.State, next.Before = snap.Before, ""

@@ -47,7 +47,7 @@ type work struct {
 }
 
 // isFresh reports whether neither this caller nor Run has sent a call for the current state of the snapshot.
-func (w work) isFresh(snap registry.VolumeSnapshot) bool {
+func (w *work) isFresh(snap registry.VolumeSnapshot) bool {
 	return w.fresh != 0 && w.fresh == snap.ModifyIndex
 }
 
@@ -143,15 +143,12 @@ func (s *Snapshots) ended(view registry.View, was registry.VolumeSnapshot, chang
 
 // finish makes calls until the snapshot is gone or in the wanted state, until the retry policy gives up, or until ctx
 // ends.
-func (s *Snapshots) finish(ctx context.Context, w work) error {
+func (s *Snapshots) finish(ctx context.Context, w *work) error {
 	answers := map[string]int{} // by code
 	for try := uint64(1); ; try++ {
-		done, sent, err := s.step(ctx, w)
+		done, err := s.step(ctx, w)
 		if done {
 			return err
-		}
-		if sent {
-			w.fresh = 0
 		}
 		backoff := readyBackoff
 		failure, is := errors.AsType[*registry.CallError](err)
@@ -181,7 +178,7 @@ func (s *Snapshots) finish(ctx context.Context, w work) error {
 
 // forget removes the record of a new snapshot for which no call was sent. If the record stayed, it would hold up other
 // operations on the volumes.
-func (s *Snapshots) forget(ctx context.Context, w work) error {
+func (s *Snapshots) forget(ctx context.Context, w *work) error {
 	_, err := registry.Ensure(ctx, s.volumes.State, func(view registry.View) (change registry.Change, err error) {
 		if snap, found := w.find(view); found && snap.State == registry.SnapshotCreating && w.isFresh(snap) {
 			change.Delete = []registry.Key{snap.Key()}
@@ -203,9 +200,9 @@ func policyRPC(rpc registry.RPC) registry.RPC {
 }
 
 // step makes the next call for a snapshot and stores the outcome. It does nothing if the snapshot is gone, or already
-// in the wanted state. done means that no further step is needed, or that the error is final. sent means that the
-// plugin may have got the call. step waits for the plugin without a lock.
-func (s *Snapshots) step(ctx context.Context, w work) (done, sent bool, err error) {
+// in the wanted state. done means that no further step is needed, or that the error is final. step waits for the plugin
+// without a lock.
+func (s *Snapshots) step(ctx context.Context, w *work) (done bool, err error) {
 	var snap registry.VolumeSnapshot
 	look := func(view registry.View) error {
 		var found bool
@@ -214,38 +211,33 @@ func (s *Snapshots) step(ctx context.Context, w work) (done, sent bool, err erro
 		return nil
 	}
 	if err := s.volumes.State.View(ctx, look); err != nil || done {
-		return done, false, err
+		return done, err
 	}
 	inst, err := s.snapshotter(ctx, snap)
 	if err != nil {
-		return false, false, err
+		return false, err
 	}
 	secrets, err := s.secrets(ctx, snap)
 	if err != nil {
-		return false, false, err
+		return false, err
 	}
 	unlock, err := s.lock(ctx, snap)
 	if err != nil {
-		return false, false, err
+		return false, err
 	}
 	defer unlock()
-	if err := s.volumes.State.View(ctx, look); err != nil || done {
-		return done, false, err
-	}
-	wait := false
+	wait := false // for an expansion or modification of a volume
 	err = s.volumes.State.View(ctx, func(view registry.View) error {
 		wait = slices.ContainsFunc(snap.VolumeKeys(), func(key registry.VolumeKey) bool {
 			return alterationRuns(view, key)
 		})
-		return nil
+		return look(view)
 	})
-	if err != nil || wait && snap.State == registry.SnapshotCreating {
-		return false, false, err
+	if err != nil || done || wait && snap.State == registry.SnapshotCreating {
+		return done, err
 	}
-	var next *registry.VolumeSnapshot
-	next, sent, err = s.call(ctx, w, snap, inst, secrets)
-	final := next == nil || w.wanted(*next)
-	return final, sent, err
+	next, err := s.call(ctx, w, snap, inst, secrets)
+	return next == nil || w.wanted(*next), err
 }
 
 func (s *Snapshots) secrets(
@@ -319,43 +311,49 @@ func (m *Controller) lockToAlter(ctx context.Context, key registry.VolumeKey, wh
 	}
 }
 
-// call makes one call. next is the record after the call; nil: the record is gone. sent reports whether the plugin may
-// have got the call.
+// call makes one call. It returns the record after the call; nil: the record is gone. If the plugin may have got the
+// call, call sets w.fresh to 0.
 func (s *Snapshots) call(
-	ctx context.Context, w work, snap registry.VolumeSnapshot, inst registry.Instance,
+	ctx context.Context, w *work, snap registry.VolumeSnapshot, inst registry.Instance,
 	secrets map[string]registry.SecretValue,
-) (next *registry.VolumeSnapshot, sent bool, err error) {
+) (next *registry.VolumeSnapshot, err error) {
 	rpc := nextRPC(snap, inst)
-	var accept acceptFunc
+	var answer snapshotAnswer
 	deadline := intent.PolicyOf(policyRPC(rpc)).Deadline
 	if snap, err = s.sending(ctx, snap); err != nil {
-		return &snap, false, err
+		return &snap, err
 	}
 	err = s.volumes.Once(ctx, w.op, snap.ExecutedBy(), deadline, func(ctx context.Context) (err error) {
 		if err := s.checkSend(ctx, snap); err != nil {
 			return err
 		}
-		accept, err = s.send(ctx, rpc, snap, inst.InstanceKey, secrets)
+		answer, err = s.send(ctx, rpc, snap, inst.InstanceKey, secrets)
 		return err
 	})
 	if errors.Is(err, errChanged) {
-		return &snap, false, nil // the next step looks at the new record
+		return &snap, nil // the next step looks at the new record
 	}
 	failure, is := errors.AsType[*registry.CallError](err)
 	if err != nil && !is {
-		return &snap, false, err
+		return &snap, err
 	}
-	// A failure with a code of gRPC itself belongs to a call that has not reached the plugin.
-	sent = failure == nil || failure.Outcome != registry.OutcomeFailed || intent.Answers(failure.Code)
-	if !sent {
-		return &snap, false, err
+	if failure != nil && failure.Outcome == registry.OutcomeFailed && !intent.Answers(failure.Code) {
+		return &snap, err // a code of gRPC itself: the call has not reached the plugin
 	}
+	fresh := w.isFresh(snap)
+	w.fresh = 0
 	if snap.State == registry.SnapshotDeleting {
-		next, err = s.deleted(ctx, w, snap, rpc, failure)
-	} else {
-		next, err = s.taken(ctx, w, snap, inst.InstanceKey, rpc, accept, failure)
+		return s.deleted(ctx, snap, rpc, failure, fresh)
 	}
-	return next, true, err
+	taken := snap
+	if failure == nil {
+		err := s.volumes.State.View(ctx, func(view registry.View) error { return answer.accept(view, &taken) })
+		if err != nil {
+			failure = badResponse(rpc, inst.InstanceKey, registry.ErrInternal,
+				"the plugin's answer cannot be used: %v", err)
+		}
+	}
+	return s.taken(ctx, snap, taken, rpc, failure, fresh)
 }
 
 // nextRPC returns the call that the state of the snapshot asks for.
@@ -375,14 +373,17 @@ func nextRPC(snap registry.VolumeSnapshot, inst registry.Instance) registry.RPC 
 	return registry.CreateSnapshotRPC
 }
 
-// acceptFunc copies the plugin's answer to the snapshot after checking it.
-type acceptFunc func(registry.View, *registry.VolumeSnapshot) error
+// snapshotAnswer is the plugin's description of a snapshot or group snapshot. After a deletion it is zero.
+type snapshotAnswer struct {
+	one   csi.Snapshot
+	group csi.GroupSnapshot
+}
 
-// send makes the call. After a success, accept takes over the answer; a deletion has none.
+// send makes the call.
 func (s *Snapshots) send(
 	ctx context.Context, rpc registry.RPC, snap registry.VolumeSnapshot, at registry.InstanceKey,
 	secrets map[string]registry.SecretValue,
-) (accept acceptFunc, err error) {
+) (answer snapshotAnswer, err error) {
 	create := csi.CreateSnapshotRequest{
 		Name: snap.Name, Volume: snap.Source, Parameters: snap.Parameters, Secrets: secrets,
 	}
@@ -394,26 +395,19 @@ func (s *Snapshots) send(
 	if snap.IsGroup() {
 		known.Members = snap.Externals()
 	}
-	var one csi.Snapshot
-	var group csi.GroupSnapshot
 	switch rpc {
 	case registry.DeleteSnapshotRPC:
-		return nil, s.driver.DeleteSnapshot(ctx, at, known)
+		err = s.driver.DeleteSnapshot(ctx, at, known)
 	case registry.DeleteGroupSnapshotRPC:
-		return nil, s.driver.DeleteGroupSnapshot(ctx, at, known)
+		err = s.driver.DeleteGroupSnapshot(ctx, at, known)
 	case registry.GetSnapshotRPC:
-		one, err = s.driver.GetSnapshot(ctx, at, known)
+		answer.one, err = s.driver.GetSnapshot(ctx, at, known)
 	case registry.CreateSnapshotRPC:
-		one, err = s.driver.CreateSnapshot(ctx, at, create)
+		answer.one, err = s.driver.CreateSnapshot(ctx, at, create)
 	case registry.GetGroupSnapshotRPC:
-		group, err = s.driver.GetGroupSnapshot(ctx, at, known)
+		answer.group, err = s.driver.GetGroupSnapshot(ctx, at, known)
 	case registry.CreateGroupSnapshotRPC:
-		group, err = s.driver.CreateGroupSnapshot(ctx, at, create)
+		answer.group, err = s.driver.CreateGroupSnapshot(ctx, at, create)
 	}
-	if snap.IsGroup() {
-		return func(view registry.View, snap *registry.VolumeSnapshot) error {
-			return acceptGroup(view, snap, group)
-		}, err
-	}
-	return func(view registry.View, snap *registry.VolumeSnapshot) error { return acceptOne(view, snap, one) }, err
+	return answer, err
 }

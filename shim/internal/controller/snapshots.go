@@ -39,13 +39,13 @@ func (s *Snapshots) Create(
 	if spec.Name == "" {
 		spec.Name = string(spec.ID)
 	}
-	w := work{snapshotRef: snapshotRef{name: nameOf(spec)}, op: call.ID, wanted: finished}
+	w := &work{snapshotRef: snapshotRef{name: nameOf(spec)}, op: call.ID, wanted: finished}
 	created, isNew, err := s.begin(ctx, spec)
 	if w.created = created; isNew {
 		w.fresh = created
 	}
 	if err == nil {
-		err = s.advise(ctx, w, s.finish(ctx, w))
+		err = s.advise(ctx, w.snapshotRef, s.finish(ctx, w))
 	}
 	if err != nil {
 		s.Wake() // a commit that seemed to fail may have stored the record
@@ -55,10 +55,10 @@ func (s *Snapshots) Create(
 }
 
 // advise adds to the error of a call for a snapshot what Holdfast does next, and which commands apply.
-func (s *Snapshots) advise(ctx context.Context, w work, err error) error {
-	snap, look := s.snapshot(context.WithoutCancel(ctx), w.name)
-	command := w.name.command()
-	if err == nil || look != nil || snap.CreateIndex != w.created {
+func (s *Snapshots) advise(ctx context.Context, ref snapshotRef, err error) error {
+	snap, look := s.snapshot(context.WithoutCancel(ctx), ref.name)
+	command := ref.name.command()
+	if err == nil || look != nil || snap.CreateIndex != ref.created {
 		return err
 	}
 	switch snap.State {
@@ -246,7 +246,7 @@ func (s *Snapshots) delete(ctx context.Context, call registry.Call, name snapsho
 	if err != nil {
 		return fmt.Errorf("delete %s: %w", name, err)
 	}
-	w := work{snapshotRef: snapshotRef{name, snap.CreateIndex}, op: call.ID}
+	w := &work{snapshotRef: snapshotRef{name, snap.CreateIndex}, op: call.ID}
 	if snap.State != registry.SnapshotDeleting {
 		if _, err = s.secrets(ctx, snap); err != nil { // do not begin a deletion that could not be sent
 			err = fmt.Errorf("%w; %sderegister` only removes its record", err, name.command())
@@ -256,9 +256,9 @@ func (s *Snapshots) delete(ctx context.Context, call registry.Call, name snapsho
 		err = s.learnExternalID(ctx, w)
 	}
 	if err == nil {
-		if w.fresh, err = s.beginDeletion(ctx, w); err == nil {
+		if w.fresh, err = s.beginDeletion(ctx, w.snapshotRef); err == nil {
 			w.wanted = func(snap registry.VolumeSnapshot) bool { return snap.State != registry.SnapshotDeleting }
-			err = s.advise(ctx, w, s.finish(ctx, w))
+			err = s.advise(ctx, w.snapshotRef, s.finish(ctx, w))
 		}
 	}
 	if err != nil {
@@ -269,7 +269,7 @@ func (s *Snapshots) delete(ctx context.Context, call registry.Call, name snapsho
 }
 
 // learnExternalID repeats CreateSnapshot to learn the external ID of a snapshot that the plugin may have taken.
-func (s *Snapshots) learnExternalID(ctx context.Context, w work) error {
+func (s *Snapshots) learnExternalID(ctx context.Context, w *work) error {
 	w.wanted = func(snap registry.VolumeSnapshot) bool { return snap.External != "" || finished(snap) }
 	_, err := registry.Ensure(ctx, s.volumes.State, func(view registry.View) (change registry.Change, err error) {
 		if snap, found := w.find(view); found && snap.State == registry.SnapshotFailed && snap.External == "" {
@@ -295,15 +295,15 @@ func withoutExternalID(err error) error {
 
 // beginDeletion stores that the snapshot is to be deleted. fresh is the index of that commit; 0: the deletion had begun
 // before, or the snapshot is gone.
-func (s *Snapshots) beginDeletion(ctx context.Context, w work) (fresh registry.Seq, err error) {
+func (s *Snapshots) beginDeletion(ctx context.Context, ref snapshotRef) (fresh registry.Seq, err error) {
 	isNew := false
 	at, err := registry.Ensure(ctx, s.volumes.State, func(view registry.View) (_ registry.Change, err error) {
 		isNew = false
-		snap, found := w.find(view)
+		snap, found := ref.find(view)
 		switch {
 		case !found || snap.State == registry.SnapshotDeleting:
 			return registry.Change{}, nil
-		case !w.name.group && snap.Group != "":
+		case !ref.name.group && snap.Group != "":
 			return registry.Change{}, inGroup(view, snap)
 		case snap.External == "":
 			return registry.Change{}, withoutExternalID(registry.Errorf(registry.ErrConflict, "%s: %s",
@@ -441,14 +441,14 @@ func (s *Snapshots) unfinished(ctx context.Context) (list []snapshotRef, err err
 
 // resume tries until the snapshot is finished or ctx ends.
 func (s *Snapshots) resume(ctx context.Context, ref snapshotRef, first bool) {
-	w := work{snapshotRef: ref, wanted: finished}
+	w := &work{snapshotRef: ref, wanted: finished}
 	for try := uint64(1); ; try++ {
 		wait := resumeBackoff.Delay(try, rand.Float64())
 		if !(first && try == 1) && !intent.Sleep(ctx, wait) {
 			return
 		}
 		limited, cancel := context.WithTimeout(ctx, resumeLimit)
-		done, _, err := s.step(limited, w)
+		done, err := s.step(limited, w)
 		cancel()
 		if done || ctx.Err() != nil || errors.Is(err, errElsewhere) {
 			return

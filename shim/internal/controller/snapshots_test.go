@@ -19,13 +19,13 @@ import (
 type snapshotPlugin struct {
 	mu      sync.Mutex // guards journal, answers and secrets
 	journal []string
-	answers []snapshotAnswer
+	answers []scriptedAnswer
 	secrets map[string]registry.SecretValue // of the last call
 	pages   map[string]pageOfSnapshots      // by token
 	expires int                             // how often a token expires
 }
 
-type snapshotAnswer struct {
+type scriptedAnswer struct {
 	snapshot csi.Snapshot
 	group    csi.GroupSnapshot
 	blocks   []registry.Blocks
@@ -33,7 +33,7 @@ type snapshotAnswer struct {
 	during   func() // runs before the answer
 }
 
-func (p *snapshotPlugin) next(ctx context.Context, format string, args ...any) snapshotAnswer {
+func (p *snapshotPlugin) next(ctx context.Context, format string, args ...any) scriptedAnswer {
 	p.mu.Lock()
 	p.journal = append(p.journal, fmt.Sprintf(format, args...))
 	if len(p.answers) == 0 {
@@ -59,7 +59,7 @@ func (p *snapshotPlugin) keep(secrets map[string]registry.SecretValue) {
 }
 
 // answer replaces the script.
-func (p *snapshotPlugin) answer(answers ...snapshotAnswer) {
+func (p *snapshotPlugin) answer(answers ...scriptedAnswer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.answers = answers
@@ -150,16 +150,16 @@ var (
 	grouped  = csi.Snapshot{ID: "snap-1", Volume: key.External, Ready: true, Group: "group-1"}
 )
 
-func answer(s csi.Snapshot) snapshotAnswer { return snapshotAnswer{snapshot: s} }
+func answer(s csi.Snapshot) scriptedAnswer { return scriptedAnswer{snapshot: s} }
 
 // refusal returns a failure of a call. A code of gRPC itself with the outcome failed means that the call was not sent.
-func refusal(code string, outcome registry.Outcome) snapshotAnswer {
-	return snapshotAnswer{err: &registry.CallError{RPC: registry.CreateSnapshotRPC, Code: code, Outcome: outcome,
+func refusal(code string, outcome registry.Outcome) scriptedAnswer {
+	return scriptedAnswer{err: &registry.CallError{RPC: registry.CreateSnapshotRPC, Code: code, Outcome: outcome,
 		Kind: registry.ErrInternal, Detail: "injected"}}
 }
 
-func refused(code string) snapshotAnswer  { return refusal(code, registry.OutcomeFailed) }
-func noAnswer(code string) snapshotAnswer { return refusal(code, registry.OutcomeUncertain) }
+func refused(code string) scriptedAnswer  { return refusal(code, registry.OutcomeFailed) }
+func noAnswer(code string) scriptedAnswer { return refusal(code, registry.OutcomeUncertain) }
 
 // snapshotDesk is a desk with Snapshots.
 type snapshotDesk struct {
@@ -168,7 +168,7 @@ type snapshotDesk struct {
 	*Snapshots
 }
 
-func openSnapshots(t *testing.T, plugins table, answers ...snapshotAnswer) *snapshotDesk {
+func openSnapshots(t *testing.T, plugins table, answers ...scriptedAnswer) *snapshotDesk {
 	d := &snapshotDesk{desk: open(t, plugins, ready()), plugin: &snapshotPlugin{answers: answers}}
 	d.Snapshots = NewSnapshots(d.desk.Controller, d.plugin)
 	return d
@@ -206,42 +206,42 @@ func TestSnapshotIsCreatedOnceItIsReady(t *testing.T) {
 	create := registry.CreateSnapshot
 	for name, c := range map[string]struct {
 		caps    []registry.Capability
-		answers []snapshotAnswer
+		answers []scriptedAnswer
 		state   registry.SnapshotState // "": no record
 		calls   []string
 		err     string
 	}{
-		"at once": {nil, []snapshotAnswer{answer(snapReady)}, registry.SnapshotReady, []string{createCall}, ""},
-		"later": {nil, []snapshotAnswer{answer(processing), answer(processing), answer(snapReady)},
+		"at once": {nil, []scriptedAnswer{answer(snapReady)}, registry.SnapshotReady, []string{createCall}, ""},
+		"later": {nil, []scriptedAnswer{answer(processing), answer(processing), answer(snapReady)},
 			registry.SnapshotReady, []string{createCall, createCall, createCall}, ""},
 		"later, with GET_SNAPSHOT": {[]registry.Capability{registry.GetSnapshot},
-			[]snapshotAnswer{answer(processing), answer(snapReady)}, registry.SnapshotReady,
+			[]scriptedAnswer{answer(processing), answer(snapReady)}, registry.SnapshotReady,
 			[]string{createCall, "GetSnapshot snap-1"}, ""},
-		"after no answer": {nil, []snapshotAnswer{noAnswer("UNAVAILABLE"), answer(snapReady)}, registry.SnapshotReady,
+		"after no answer": {nil, []scriptedAnswer{noAnswer("UNAVAILABLE"), answer(snapReady)}, registry.SnapshotReady,
 			[]string{createCall, createCall}, ""},
-		"refused": {nil, []snapshotAnswer{refused("INVALID_ARGUMENT")}, "", []string{createCall}, "INVALID_ARGUMENT"},
-		"refused after no answer": {nil, []snapshotAnswer{noAnswer("UNAVAILABLE"), refused("INVALID_ARGUMENT")},
+		"refused": {nil, []scriptedAnswer{refused("INVALID_ARGUMENT")}, "", []string{createCall}, "INVALID_ARGUMENT"},
+		"refused after no answer": {nil, []scriptedAnswer{noAnswer("UNAVAILABLE"), refused("INVALID_ARGUMENT")},
 			registry.SnapshotFailed, []string{createCall, createCall}, "snapshot delete"},
-		"not looked at after no answer": {nil, []snapshotAnswer{noAnswer("UNAVAILABLE"), refused("PERMISSION_DENIED")},
+		"not looked at after no answer": {nil, []scriptedAnswer{noAnswer("UNAVAILABLE"), refused("PERMISSION_DENIED")},
 			registry.SnapshotCreating, []string{createCall, createCall}, "PERMISSION_DENIED"},
-		"not sent at first": {nil, []snapshotAnswer{refused("UNAVAILABLE"), refused("INVALID_ARGUMENT")}, "",
+		"not sent at first": {nil, []scriptedAnswer{refused("UNAVAILABLE"), refused("INVALID_ARGUMENT")}, "",
 			[]string{createCall, createCall}, "INVALID_ARGUMENT"},
-		"of another volume": {nil, []snapshotAnswer{answer(stranger)}, registry.SnapshotFailed, []string{createCall},
+		"of another volume": {nil, []scriptedAnswer{answer(stranger)}, registry.SnapshotFailed, []string{createCall},
 			"vol-other"},
 		"an error of a question": {[]registry.Capability{registry.GetSnapshot},
-			[]snapshotAnswer{answer(processing), refused("INTERNAL"), answer(snapReady)}, registry.SnapshotReady,
+			[]scriptedAnswer{answer(processing), refused("INTERNAL"), answer(snapReady)}, registry.SnapshotReady,
 			[]string{createCall, "GetSnapshot snap-1", "GetSnapshot snap-1"}, ""},
 		"a refusal of a question": {
-			nil, []snapshotAnswer{answer(processing), refused("UNAUTHENTICATED"), answer(snapReady)},
+			nil, []scriptedAnswer{answer(processing), refused("UNAUTHENTICATED"), answer(snapReady)},
 			registry.SnapshotReady, []string{createCall, createCall, createCall}, ""},
-		"of another id than before": {nil, []snapshotAnswer{answer(processing), answer(renamed)},
+		"of another id than before": {nil, []scriptedAnswer{answer(processing), answer(renamed)},
 			registry.SnapshotFailed, []string{createCall, createCall}, "snap-2"},
-		"without an id": {nil, []snapshotAnswer{answer(csi.Snapshot{})}, registry.SnapshotFailed, []string{createCall},
+		"without an id": {nil, []scriptedAnswer{answer(csi.Snapshot{})}, registry.SnapshotFailed, []string{createCall},
 			"external id"},
 		"gone while it is processed": {[]registry.Capability{registry.GetSnapshot},
-			[]snapshotAnswer{answer(processing), refused("NOT_FOUND")}, registry.SnapshotFailed,
+			[]scriptedAnswer{answer(processing), refused("NOT_FOUND")}, registry.SnapshotFailed,
 			[]string{createCall, "GetSnapshot snap-1"}, "NOT_FOUND"},
-		"an error that passes": {nil, []snapshotAnswer{noAnswer("INTERNAL")}, registry.SnapshotCreating,
+		"an error that passes": {nil, []scriptedAnswer{noAnswer("INTERNAL")}, registry.SnapshotCreating,
 			[]string{createCall, createCall, createCall}, "Holdfast repeats the call"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -316,24 +316,24 @@ func TestSnapshotIsRefusedBeforeAnyCall(t *testing.T) {
 func TestSnapshotIsFinishedAfterADeath(t *testing.T) {
 	for name, c := range map[string]struct {
 		begin   func(*snapshotDesk, context.Context) error
-		answers []snapshotAnswer // for the next process
+		answers []scriptedAnswer // for the next process
 		state   registry.SnapshotState
 		call    string
 	}{
 		"creating": {func(d *snapshotDesk, ctx context.Context) error {
 			return errOf(d.Create(ctx, call, snapSpec))
-		}, []snapshotAnswer{answer(processing), answer(snapReady)}, registry.SnapshotReady, createCall},
+		}, []scriptedAnswer{answer(processing), answer(snapReady)}, registry.SnapshotReady, createCall},
 		"creating, then refused": {func(d *snapshotDesk, ctx context.Context) error {
 			return errOf(d.Create(ctx, call, snapSpec))
-		}, []snapshotAnswer{refused("INVALID_ARGUMENT")}, registry.SnapshotFailed, createCall},
+		}, []scriptedAnswer{refused("INVALID_ARGUMENT")}, registry.SnapshotFailed, createCall},
 		"deleting": {func(d *snapshotDesk, ctx context.Context) error {
-			d.plugin.answers = []snapshotAnswer{answer(snapReady)}
+			d.plugin.answers = []scriptedAnswer{answer(snapReady)}
 			if _, err := d.Create(ctx, call, snapSpec); err != nil {
 				return err
 			}
 			d.plugin.answers = nil
 			return d.Delete(ctx, call, snapName)
-		}, []snapshotAnswer{{}}, "", "DeleteSnapshot snap-1"},
+		}, []scriptedAnswer{{}}, "", "DeleteSnapshot snap-1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -371,40 +371,40 @@ func errOf[T any](_ T, err error) error { return err }
 func TestSnapshotIsDeletedOnceItsCreationIsCertain(t *testing.T) {
 	const deleteCall = "DeleteSnapshot snap-1"
 	for name, c := range map[string]struct {
-		created []snapshotAnswer
-		answers []snapshotAnswer
+		created []scriptedAnswer
+		answers []scriptedAnswer
 		state   registry.SnapshotState
 		calls   []string
 		err     string
 	}{
-		"ready": {[]snapshotAnswer{answer(snapReady)}, []snapshotAnswer{{}}, "", []string{deleteCall}, ""},
-		"is gone": {[]snapshotAnswer{answer(snapReady)}, []snapshotAnswer{refused("NOT_FOUND")},
+		"ready": {[]scriptedAnswer{answer(snapReady)}, []scriptedAnswer{{}}, "", []string{deleteCall}, ""},
+		"is gone": {[]scriptedAnswer{answer(snapReady)}, []scriptedAnswer{refused("NOT_FOUND")},
 			"", []string{deleteCall}, ""},
-		"in use": {[]snapshotAnswer{answer(snapReady)}, []snapshotAnswer{refused("FAILED_PRECONDITION")},
+		"in use": {[]scriptedAnswer{answer(snapReady)}, []scriptedAnswer{refused("FAILED_PRECONDITION")},
 			registry.SnapshotReady, []string{deleteCall}, "FAILED_PRECONDITION"},
-		"refused": {[]snapshotAnswer{answer(snapReady)}, []snapshotAnswer{refused("PERMISSION_DENIED")},
+		"refused": {[]scriptedAnswer{answer(snapReady)}, []scriptedAnswer{refused("PERMISSION_DENIED")},
 			registry.SnapshotReady, []string{deleteCall}, "PERMISSION_DENIED"},
-		"no answer at first": {[]snapshotAnswer{answer(snapReady)}, []snapshotAnswer{noAnswer("UNAVAILABLE"), {}}, "",
+		"no answer at first": {[]scriptedAnswer{answer(snapReady)}, []scriptedAnswer{noAnswer("UNAVAILABLE"), {}}, "",
 			[]string{deleteCall, deleteCall}, ""},
-		"errors that pass": {[]snapshotAnswer{answer(snapReady)}, []snapshotAnswer{noAnswer("INTERNAL")},
+		"errors that pass": {[]scriptedAnswer{answer(snapReady)}, []scriptedAnswer{noAnswer("INTERNAL")},
 			registry.SnapshotDeleting, []string{deleteCall, deleteCall, deleteCall}, "repeats the deletion"},
-		"creation uncertain": {[]snapshotAnswer{noAnswer("INTERNAL")}, []snapshotAnswer{answer(processing), {}}, "",
+		"creation uncertain": {[]scriptedAnswer{noAnswer("INTERNAL")}, []scriptedAnswer{answer(processing), {}}, "",
 			[]string{createCall, deleteCall}, ""},
-		"refused after no answer": {[]snapshotAnswer{answer(snapReady)},
-			[]snapshotAnswer{noAnswer("UNAVAILABLE"), refused("PERMISSION_DENIED")}, registry.SnapshotDeleting,
+		"refused after no answer": {[]scriptedAnswer{answer(snapReady)},
+			[]scriptedAnswer{noAnswer("UNAVAILABLE"), refused("PERMISSION_DENIED")}, registry.SnapshotDeleting,
 			[]string{deleteCall, deleteCall}, "PERMISSION_DENIED"},
-		"not sent at first": {[]snapshotAnswer{answer(snapReady)}, []snapshotAnswer{refused("UNAVAILABLE"), {}}, "",
+		"not sent at first": {[]scriptedAnswer{answer(snapReady)}, []scriptedAnswer{refused("UNAVAILABLE"), {}}, "",
 			[]string{deleteCall, deleteCall}, ""},
-		"never ready, and in use": {[]snapshotAnswer{answer(processing), answer(renamed)},
-			[]snapshotAnswer{refused("FAILED_PRECONDITION")}, registry.SnapshotFailed, []string{deleteCall},
+		"never ready, and in use": {[]scriptedAnswer{answer(processing), answer(renamed)},
+			[]scriptedAnswer{refused("FAILED_PRECONDITION")}, registry.SnapshotFailed, []string{deleteCall},
 			"FAILED_PRECONDITION"},
-		"never named": {[]snapshotAnswer{answer(csi.Snapshot{})}, []snapshotAnswer{answer(csi.Snapshot{})},
+		"never named": {[]scriptedAnswer{answer(csi.Snapshot{})}, []scriptedAnswer{answer(csi.Snapshot{})},
 			registry.SnapshotFailed, []string{createCall}, "has not named it"},
-		"of another volume": {[]snapshotAnswer{answer(stranger)}, []snapshotAnswer{answer(stranger)},
+		"of another volume": {[]scriptedAnswer{answer(stranger)}, []scriptedAnswer{answer(stranger)},
 			registry.SnapshotFailed, []string{createCall}, "has not named it"},
-		"of no volume":    {[]snapshotAnswer{answer(homeless)}, []snapshotAnswer{{}}, "", []string{deleteCall}, ""},
-		"of a wrong size": {[]snapshotAnswer{answer(shrunk)}, []snapshotAnswer{{}}, "", []string{deleteCall}, ""},
-		"of a group":      {[]snapshotAnswer{answer(grouped)}, nil, registry.SnapshotReady, nil, "group snapshot"},
+		"of no volume":    {[]scriptedAnswer{answer(homeless)}, []scriptedAnswer{{}}, "", []string{deleteCall}, ""},
+		"of a wrong size": {[]scriptedAnswer{answer(shrunk)}, []scriptedAnswer{{}}, "", []string{deleteCall}, ""},
+		"of a group":      {[]scriptedAnswer{answer(grouped)}, nil, registry.SnapshotReady, nil, "group snapshot"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -546,8 +546,8 @@ func TestSnapshotStaysAfterACallBesideItsCaller(t *testing.T) {
 func TestSnapshotWithoutAnIDIsNotDeleted(t *testing.T) {
 	d := openSnapshots(t, of(registry.CreateSnapshot))
 	d.put(registry.VolumeSnapshot{SnapshotSpec: snapSpec, State: registry.SnapshotFailed, Plugin: key.Plugin})
-	w := work{snapshotRef: snapshotRef{nameOf(snapSpec), d.state().CreateIndex}}
-	if _, err := d.beginDeletion(t.Context(), w); !errors.Is(err, registry.ErrConflict) ||
+	ref := snapshotRef{nameOf(snapSpec), d.state().CreateIndex}
+	if _, err := d.beginDeletion(t.Context(), ref); !errors.Is(err, registry.ErrConflict) ||
 		d.state().State != registry.SnapshotFailed {
 		t.Errorf("%v, %+v", err, d.state())
 	}
@@ -561,7 +561,7 @@ func TestSnapshotIsDeletedWhileItIsProcessed(t *testing.T) {
 		go func() { created <- errOf(d.Create(t.Context(), call, snapSpec)) }()
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		d.plugin.answers = []snapshotAnswer{{}}
+		d.plugin.answers = []scriptedAnswer{{}}
 		if err := d.Delete(t.Context(), registry.Call{ID: "op-2"}, snapName); err != nil {
 			t.Error(err)
 		}
