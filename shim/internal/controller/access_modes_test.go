@@ -125,9 +125,7 @@ func TestReaderModesNeedReadOnly(t *testing.T) {
 	}
 	for _, u := range []registry.Usage{{Access: "any", Attachment: registry.FileSystem},
 		{Access: registry.SingleNodeWriter}} {
-		if err := Check(u); !errors.Is(err, registry.ErrInvalid) {
-			t.Errorf("%s: %v", u, err)
-		}
+		wantErr(t, u.String(), Check(u), registry.ErrInvalid, "")
 	}
 }
 

@@ -1,7 +1,6 @@
 package controller
 
 import (
-	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -109,9 +108,7 @@ func TestAttachRefuses(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			d := open(t, of(registry.AttachDetach), c.records...)
 			err := d.Controller.Attach(t.Context(), by, ready(), usage(), here(c.node))
-			if !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("%v", err)
-			}
+			wantErr(t, "", err, c.kind, c.says)
 			d.expect()
 		})
 	}
@@ -142,10 +139,7 @@ func TestWhateverWasSentIsDetached(t *testing.T) {
 func TestLargePublishContextIsRefused(t *testing.T) {
 	d := open(t, of(registry.AttachDetach), ready(), claimed())
 	d.publish = map[string]string{"k": strings.Repeat("x", maxMap)}
-	if err := d.Controller.Attach(t.Context(), by, ready(), usage(), here("i-1")); !errors.Is(err,
-		registry.ErrInternal) {
-		t.Errorf("%v", err)
-	}
+	wantErr(t, "", d.Controller.Attach(t.Context(), by, ready(), usage(), here("i-1")), registry.ErrInternal, "")
 	if p := d.attachment(); p.State != registry.MarkSent || p.PublishContext != nil {
 		t.Errorf("%+v", p)
 	}
@@ -155,9 +149,7 @@ func TestLargePublishContextIsRefused(t *testing.T) {
 func TestDetachNeedsTheRecordedNode(t *testing.T) {
 	nowhere := registry.Attachment{Volume: key, Name: name, Node: "n1", State: registry.MarkDone, Usage: usage()}
 	d := open(t, of(registry.AttachDetach), nowhere, ready(), claimed())
-	if err := d.Controller.Detach(t.Context(), by, key, "n1"); !errors.Is(err, registry.ErrDamaged) {
-		t.Error(err)
-	}
+	wantErr(t, "", d.Controller.Detach(t.Context(), by, key, "n1"), registry.ErrDamaged, "")
 	d.expect()
 	if d.attachment().State != registry.MarkDone {
 		t.Errorf("%+v", d.attachment())

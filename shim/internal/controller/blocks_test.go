@@ -106,9 +106,7 @@ func TestBlocksComeOnceAndInOrder(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				d := openBlocks(t, c.answers...)
 				got, err := d.read(c.base, c.offset)
-				if c.err == "" && err != nil || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
-					t.Errorf("%v, want %q", err, c.err)
-				}
+				wantErr(t, "", err, nil, c.err)
 				if got != c.got {
 					t.Errorf("got %q, want %q", got, c.got)
 				}
@@ -126,9 +124,7 @@ func TestBlocksComeOnceAndInOrder(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := d.Blocks(t.Context(), registry.BlockQuery{Snapshot: snapName}, nil)
-	if !errors.Is(err, registry.ErrUnsupported) {
-		t.Errorf("without the capability: %v", err)
-	}
+	wantErr(t, "without the capability", err, registry.ErrUnsupported, "")
 	// An error of the reader ends the list.
 	d = openSnapshots(t, of(registry.CreateSnapshot, registry.SnapshotMetadata), answer(snapReady), parts("", part(0)))
 	stop := errors.New("enough")
@@ -185,12 +181,8 @@ func TestBlocksThatCannotBeAreRefused(t *testing.T) {
 			"at most 1000"},
 	} {
 		d := openBlocks(t, parts("", c.parts...))
-		if _, err := d.read("", 0); err == nil || !strings.Contains(err.Error(), c.err) {
-			t.Errorf("%s: %v, want %q", name, err, c.err)
-		}
+		wantErr(t, name, errOf(d.read("", 0)), nil, c.err)
 	}
 	d := openBlocks(t, parts("", part(20)))
-	if _, err := d.read("", 50); err == nil || !strings.Contains(err.Error(), "ends before the offset 50") {
-		t.Errorf("before the offset: %v", err)
-	}
+	wantErr(t, "before the offset", errOf(d.read("", 50)), nil, "ends before the offset 50")
 }

@@ -123,9 +123,7 @@ func TestTakeRefuses(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			l := open(t, table{}, c.records...)
 			_, err := l.Controller.Claim(t.Context(), c.claim)
-			if !errors.Is(err, c.kind) || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("%v", err)
-			}
+			wantErr(t, "", err, c.kind, c.says)
 			if claims, _ := l.claims(); len(claims) != 0 {
 				t.Errorf("stored: %v", claims)
 			}
@@ -140,9 +138,7 @@ func TestSameKeyWithAnotherUsage(t *testing.T) {
 	}
 	other := wanted("a1", registry.MultiNodeMultiWriter)
 	other.Usage.ReadOnly = true
-	if _, err := l.Controller.Claim(t.Context(), other); !errors.Is(err, registry.ErrConflict) {
-		t.Errorf("%v", err)
-	}
+	wantErr(t, "", errOf(l.Controller.Claim(t.Context(), other)), registry.ErrConflict, "")
 	if claims, _ := l.claims(); claims[0].Usage.ReadOnly {
 		t.Error("the claim was replaced")
 	}
@@ -195,9 +191,7 @@ func TestOnlyTheLastUserWaitsForDetach(t *testing.T) {
 		t.Errorf("%v, %v", existed, err)
 	}
 	_, err := l.Controller.Unclaim(t.Context(), wanted("a2", "").ClaimKey(), true)
-	if !errors.Is(err, registry.ErrConflict) {
-		t.Errorf("%v", err)
-	}
+	wantErr(t, "", err, registry.ErrConflict, "")
 }
 
 // After any sequence of claims and releases, with a reopen after each step, no two stored claims exclude each other,

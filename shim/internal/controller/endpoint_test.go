@@ -1,7 +1,6 @@
 package controller
 
 import (
-	"errors"
 	"testing"
 
 	"holdfast/registry"
@@ -13,9 +12,7 @@ func TestVolumeOfAnEndpointsClientIsRefused(t *testing.T) {
 	known := spec()
 	known.External = key.External
 	d := open(t, of(registry.CreateDelete), use)
-	if _, err := d.Register(t.Context(), known); !errors.Is(err, registry.ErrConflict) {
-		t.Errorf("registered: %v", err)
-	}
+	wantErr(t, "registered", errOf(d.Register(t.Context(), known)), registry.ErrConflict, "")
 	if _, found := d.stored(); found {
 		t.Error("the volume has a record")
 	}

@@ -79,10 +79,7 @@ func TestExpandRefused(t *testing.T) {
 			registry.ErrNotFound, "not found"},
 	} {
 		d := open(t, c.plugins, c.volume)
-		if _, err := d.Controller.Expand(t.Context(), call, name, c.want); !errors.Is(err, c.kind) ||
-			!strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: %v", what, err)
-		}
+		wantErr(t, what, errOf(d.Controller.Expand(t.Context(), call, name, c.want)), c.kind, c.says)
 		d.expect()
 	}
 	d := open(t, expands(), mixed)
@@ -169,17 +166,13 @@ func TestRefusedExpansionIsForgotten(t *testing.T) {
 		d := open(t, expands(), madeOf(1<<20))
 		d.faults = []fault{failed("OUT_OF_RANGE")}
 		_, err := d.Controller.Expand(t.Context(), call, name, upTo(larger, 0))
-		if !errors.Is(err, registry.ErrInternal) || !strings.Contains(err.Error(), "ask for another size") {
-			t.Errorf("%v", err)
-		}
+		wantErr(t, "", err, registry.ErrInternal, "ask for another size")
 		if v, _ := d.stored(); v.Expansion.Open() || v.Expansion.Code != "" {
 			t.Errorf("recorded: %+v", v.Expansion)
 		}
 		d.plugin.enlarged = &csi.Expanded{Capacity: 1 << 20}
 		_, err = d.Controller.Expand(t.Context(), call, name, upTo(large, 0))
-		if err == nil || !strings.Contains(err.Error(), "reports a volume of 1048576 bytes") {
-			t.Errorf("of a plugin that does less: %v", err)
-		}
+		wantErr(t, "of a plugin that does less", err, nil, "reports a volume of 1048576 bytes")
 		d.expect("ControllerExpandVolume vol-data 3145728..0", "ControllerExpandVolume vol-data 2097152..0")
 	})
 }
@@ -190,10 +183,7 @@ func TestLargerFileNamesExpand(t *testing.T) {
 	larger := spec()
 	larger.CapacityMin = large
 	const advice = "holdfast volume expand --namespace=default --size 2097152 data"
-	if _, err := d.Controller.Create(t.Context(), call, larger); !errors.Is(err, registry.ErrExists) ||
-		!strings.Contains(err.Error(), advice) {
-		t.Errorf("before: %v", err)
-	}
+	wantErr(t, "before", errOf(d.Controller.Create(t.Context(), call, larger)), registry.ErrExists, advice)
 	if _, err := d.Controller.Expand(t.Context(), registry.Call{}, name, upTo(large, 0)); err != nil {
 		t.Fatal(err)
 	}
@@ -204,9 +194,8 @@ func TestLargerFileNamesExpand(t *testing.T) {
 		}
 	}
 	larger.CapacityMin = 4 << 20
-	if _, err := d.Controller.Create(t.Context(), registry.Call{}, larger); !errors.Is(err, registry.ErrExists) {
-		t.Errorf("one that is larger still: %v", err)
-	}
+	wantErr(t, "one that is larger still", errOf(d.Controller.Create(t.Context(), registry.Call{}, larger)),
+		registry.ErrExists, "")
 	d.expect("ControllerExpandVolume vol-data 2097152..0")
 }
 
@@ -217,9 +206,7 @@ func TestDeleteSettlesAnExpansion(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		d.faults = []fault{uncertain("UNAVAILABLE", true)}
 		go func() { synctest.Wait(); cancel() }()
-		if _, err := d.Controller.Expand(ctx, call, name, upTo(large, 0)); !errors.Is(err, registry.ErrUncertain) {
-			t.Errorf("%v", err)
-		}
+		wantErr(t, "", errOf(d.Controller.Expand(ctx, call, name, upTo(large, 0))), registry.ErrUncertain, "")
 		d.crash()
 		if err := d.Controller.Delete(t.Context(), registry.Call{}, name); err != nil {
 			t.Error(err)
@@ -286,9 +273,7 @@ func TestExpandedToAnotherSize(t *testing.T) {
 			d := open(t, expands(), madeOf(1<<20))
 			d.plugin.enlarged = &c.answer
 			_, err := d.Controller.Expand(t.Context(), call, name, c.want)
-			if err == nil || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("%s: %v", what, err)
-			}
+			wantErr(t, what, err, nil, c.says)
 			node, has := registry.CapacityRange{}, max(c.answer.Capacity, 1<<20)
 			if c.answer.Node {
 				node.Required = has

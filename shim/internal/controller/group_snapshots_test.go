@@ -3,7 +3,6 @@ package controller
 import (
 	"context"
 	"errors"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -94,9 +93,7 @@ func TestGroupSnapshotIsCreatedOnceItIsReady(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				d := openGroup(t, of(registry.GroupSnapshots), c.answers...)
 				got, err := d.Create(t.Context(), call, groupSpec)
-				if c.err == "" && err != nil || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
-					t.Errorf("%v, want %q", err, c.err)
-				}
+				wantErr(t, "", err, nil, c.err)
 				if d.group().State != c.state {
 					t.Errorf("%+v, want %q", d.group(), c.state)
 				}
@@ -143,9 +140,7 @@ func TestGroupSnapshotIsRefusedBeforeAnyCall(t *testing.T) {
 		}
 		spec := groupSpec
 		spec.Volumes = c.volumes
-		if _, err := d.Create(t.Context(), call, spec); !errors.Is(err, c.kind) {
-			t.Errorf("%s: %v", name, err)
-		}
+		wantErr(t, name, errOf(d.Create(t.Context(), call, spec)), c.kind, "")
 		d.wantJournal()
 	}
 }
@@ -161,9 +156,7 @@ func TestMembersOfTwoGroupsHaveTheirOwnIDs(t *testing.T) {
 	}
 	d.put(group("a-b", "c"))
 	d.view(func(view registry.View) {
-		if err := checkNames(view, group("a", "b-c")); !errors.Is(err, registry.ErrExists) {
-			t.Errorf("the same id: %v", err)
-		}
+		wantErr(t, "the same id", checkNames(view, group("a", "b-c")), registry.ErrExists, "")
 		if err := checkNames(view, group("a", "c")); err != nil {
 			t.Error(err)
 		}
@@ -192,14 +185,10 @@ func TestMembersGoWithTheirGroup(t *testing.T) {
 		})
 		for what, err := range map[string]error{"delete": d.Snapshots.Delete(t.Context(), call, member),
 			"deregister": d.Deregister(t.Context(), call, member)} {
-			if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "group snapshot default/g") {
-				t.Errorf("%s: %v", what, err)
-			}
+			wantErr(t, what, err, registry.ErrConflict, "group snapshot default/g")
 		}
 		same := registry.SnapshotSpec{Namespace: "default", ID: "g-logs", Volume: "logs"}
-		if _, err := d.Create(t.Context(), call, same); !errors.Is(err, registry.ErrExists) {
-			t.Errorf("another snapshot of that id: %v", err)
-		}
+		wantErr(t, "another snapshot of that id", errOf(d.Create(t.Context(), call, same)), registry.ErrExists, "")
 		d.wantJournal()
 		d.plugin.answers = []scriptedAnswer{noAnswer("UNAVAILABLE"), {}}
 		if err := d.DeleteGroup(t.Context(), call, groupName); err != nil {
@@ -241,9 +230,7 @@ func TestUnusableGroupSnapshotIsDeleted(t *testing.T) {
 			d.wantJournal(createGroup)
 			if c.call == "" {
 				err := d.DeleteGroup(t.Context(), call, groupName)
-				if err == nil || !strings.Contains(err.Error(), "deregister") {
-					t.Errorf("%s: %v", what, err)
-				}
+				wantErr(t, what, err, nil, "deregister")
 				d.wantJournal(createGroup)
 				return
 			}

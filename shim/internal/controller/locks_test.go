@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -55,15 +54,11 @@ func TestVolumeUnderWayIsNeitherForgottenNorRegistered(t *testing.T) {
 		defer cancel()
 		other := ready().VolumeSpec
 		other.ID, other.External = "other", key.External
-		if _, err := d.Controller.Register(ctx, other); !errors.Is(err, context.DeadlineExceeded) ||
-			!strings.Contains(err.Error(), "its deletion is under way") {
-			t.Errorf("registered while it is being deleted: %v", err)
-		}
+		wantErr(t, "registered while it is being deleted", errOf(d.Controller.Register(ctx, other)),
+			context.DeadlineExceeded, "its deletion is under way")
 		err := d.Controller.Deregister(t.Context(), name)
-		if !errors.Is(err, registry.ErrConflict) ||
-			!strings.Contains(err.Error(), "DeleteVolume of data has no certain answer") {
-			t.Errorf("forgotten while it is being deleted: %v", err)
-		}
+		wantErr(t, "forgotten while it is being deleted", err,
+			registry.ErrConflict, "DeleteVolume of data has no certain answer")
 		if err := <-deleted; err != nil || len(d.made) > 0 {
 			t.Errorf("%v, %v", err, d.made)
 		}

@@ -53,9 +53,7 @@ func TestModificationOfEachOutcome(t *testing.T) {
 				d := open(t, modifies(), v)
 				d.faults = c.faults
 				_, err := d.Controller.Modify(t.Context(), call, name, tier("gold"))
-				if c.err == "" && err != nil || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
-					t.Errorf("%v, want %q", err, c.err)
-				}
+				wantErr(t, "", err, nil, c.err)
 				d.expect(c.calls...)
 				got, _ := d.stored()
 				want := map[bool]string{true: "gold", false: "silver"}[err == nil]
@@ -184,9 +182,7 @@ func TestManyModificationsInDoubtEndWithTheLast(t *testing.T) {
 		}
 		d.journal = nil
 		_, err := d.Controller.Modify(t.Context(), call, name, tier("silver"))
-		if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "its last 9 modifications") {
-			t.Errorf("the tenth: %v", err)
-		}
+		wantErr(t, "the tenth", err, registry.ErrConflict, "its last 9 modifications")
 		if v, err := d.Controller.Modify(t.Context(), call, name, tier("gold")); err != nil || v.Modification.Open() {
 			t.Errorf("the last once more: %v", err)
 		}
@@ -231,9 +227,7 @@ func TestModificationIsRefusedBeforeTheCall(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			d := open(t, c.plugin, c.record...)
-			if err := c.do(d, t.Context()); err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("%v, want %q", err, c.want)
-			}
+			wantErr(t, "", c.do(d, t.Context()), nil, c.want)
 			d.expect()
 		})
 	}

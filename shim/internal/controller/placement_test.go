@@ -113,10 +113,7 @@ func TestRequiredTopologyOfNoNodeIsRefused(t *testing.T) {
 	plugins[registry.RoleNode] = onNode(registry.Topology{"zone": "a"}, 0, registry.PluginTopology)[registry.RoleNode]
 	d := open(t, plugins)
 	_, err := d.Controller.Create(t.Context(), call, s)
-	if !errors.Is(err, registry.ErrInvalid) ||
-		!strings.Contains(err.Error(), "allows zone=b or zone=c, but plugin ebs reports zone=a") {
-		t.Errorf("%v", err)
-	}
+	wantErr(t, "", err, registry.ErrInvalid, "allows zone=b or zone=c, but plugin ebs reports zone=a")
 	d.expect()
 	s.Required = append(s.Required, registry.Topology{"ZONE": "a"})
 	if _, err := d.Controller.Create(t.Context(), call, s); err != nil {

@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -359,3 +360,21 @@ func claimed() registry.Claim {
 func usage() registry.Usage {
 	return registry.Usage{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}
 }
+
+// wantErr checks that err is of the kind, if that is not nil, and contains the text. Without both, err must be nil.
+func wantErr(t *testing.T, what string, err, kind error, text string) {
+	t.Helper()
+	if what != "" {
+		what += ": "
+	}
+	switch {
+	case kind == nil && text == "":
+		if err != nil {
+			t.Errorf("%s%v", what, err)
+		}
+	case err == nil, kind != nil && !errors.Is(err, kind), !strings.Contains(err.Error(), text):
+		t.Errorf("%s%v; want %v, %q", what, err, kind, text)
+	}
+}
+
+func errOf[T any](_ T, err error) error { return err }

@@ -110,9 +110,8 @@ func TestNoSnapshotIsMadeWithoutARecord(t *testing.T) {
 	}
 	d.wantJournal(createCall)
 	d.desk.drop(snap.Key())
-	if err := d.Snapshots.Repeat(t.Context(), instance, lateSnapshot(snap)); !errors.Is(err, registry.ErrConflict) {
-		t.Errorf("without a record: %v", err)
-	}
+	wantErr(t, "without a record", d.Snapshots.Repeat(t.Context(), instance, lateSnapshot(snap)),
+		registry.ErrConflict, "")
 	d.wantJournal()
 }
 
@@ -161,9 +160,7 @@ func TestCallThatIsGivenUpMayRunAtTheFormerExecutor(t *testing.T) {
 		t.Errorf("%t, %v", left, err)
 	}
 	d.wantLate("ControllerExpandVolume of data, failed: false")
-	if err := d.Controller.Detach(t.Context(), by, key, "n3"); !errors.Is(err, registry.ErrUnavailable) {
-		t.Errorf("the detach: %v", err)
-	}
+	wantErr(t, "the detach", d.Controller.Detach(t.Context(), by, key, "n3"), registry.ErrUnavailable, "")
 	d.expect()
 
 	for _, rpc := range []registry.RPC{registry.ControllerPublishRPC, registry.ControllerUnpublishRPC} {
@@ -184,9 +181,8 @@ func TestCallThatIsGivenUpMayRunAtTheFormerExecutor(t *testing.T) {
 			t.Errorf("another call after %s was abandoned: %v", rpc, err)
 		}
 		if rpc == registry.ControllerPublishRPC { // if repeated, it would attach without a record
-			if err := d.Controller.Repeat(t.Context(), instance, late); !errors.Is(err, registry.ErrConflict) {
-				t.Errorf("an abandoned attachment is repeated: %v", err)
-			}
+			wantErr(t, "an abandoned attachment is repeated", d.Controller.Repeat(t.Context(), instance, late),
+				registry.ErrConflict, "")
 		}
 		d.expect()
 	}
@@ -370,9 +366,7 @@ func TestExecutorThatWasInterruptedChecksBeforeItSends(t *testing.T) {
 	check := func(what string, do func(context.Context) error) {
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		defer cancel()
-		if err := do(ctx); err == nil || !strings.Contains(err.Error(), "node n1 has begun") {
-			t.Errorf("%s: %v", what, err)
-		}
+		wantErr(t, what, do(ctx), nil, "node n1 has begun")
 		d.desk.expect()
 		d.wantJournal()
 	}

@@ -121,9 +121,7 @@ func TestAttachWaitsForAnAbsentController(t *testing.T) {
 			d := open(t, plugins, v, c)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
-			if err := d.Controller.Attach(ctx, by, v, usage(), here("i-1")); !errors.Is(err, registry.ErrUnavailable) {
-				t.Errorf("%s: %v", what, err)
-			}
+			wantErr(t, what, d.Controller.Attach(ctx, by, v, usage(), here("i-1")), registry.ErrUnavailable, "")
 			plugins[registry.RoleController] = of(registry.AttachDetach)[registry.RoleController]
 			if err := d.Controller.Attach(t.Context(), by, v, usage(), here("i-1")); err != nil {
 				t.Errorf("%s, when it is back: %v", what, err)
@@ -136,8 +134,7 @@ func TestAttachWaitsForAnAbsentController(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		s := split.VolumeSpec
-		if _, err := d.Controller.Register(ctx, s); !errors.Is(err, registry.ErrUnavailable) {
-			t.Errorf("registered without being confirmed: %v", err)
-		}
+		wantErr(t, "registered without being confirmed", errOf(d.Controller.Register(ctx, s)),
+			registry.ErrUnavailable, "")
 	})
 }

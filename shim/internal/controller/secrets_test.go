@@ -2,10 +2,8 @@ package controller
 
 import (
 	"context"
-	"errors"
 	"reflect"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 
@@ -108,9 +106,7 @@ func TestDeletionWithoutSecretsHasAWayOut(t *testing.T) {
 			d.view(func(v registry.View) { was = v.Get(c.record.Key()) })
 			err := c.delete(d, t.Context())
 			for _, text := range c.says {
-				if err == nil || !strings.Contains(err.Error(), text) {
-					t.Errorf("%v does not say %q", err, text)
-				}
+				wantErr(t, "", err, nil, text)
 			}
 			d.view(func(v registry.View) {
 				if now := v.Get(c.record.Key()); !reflect.DeepEqual(now, was) {
@@ -131,9 +127,6 @@ func TestDeletionWithoutSecretsHasAWayOut(t *testing.T) {
 func TestFirstTryNeedsItsSecrets(t *testing.T) {
 	d := open(t, of(registry.AttachDetach), ready(), claimed())
 	d.Controller = d.build(d.Plugins, &safe{})
-	if err := d.Controller.Attach(t.Context(), by, ready(), usage(), here("i-1")); !errors.Is(err,
-		registry.ErrUnavailable) {
-		t.Errorf("%v", err)
-	}
+	wantErr(t, "", d.Controller.Attach(t.Context(), by, ready(), usage(), here("i-1")), registry.ErrUnavailable, "")
 	d.expect()
 }

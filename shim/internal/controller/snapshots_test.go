@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -248,9 +247,7 @@ func TestSnapshotIsCreatedOnceItIsReady(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				d := openSnapshots(t, of(append(c.caps, create)...), c.answers...)
 				snap, err := d.Create(t.Context(), call, snapSpec)
-				if c.err == "" && err != nil || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
-					t.Errorf("%v, want %q", err, c.err)
-				}
+				wantErr(t, "", err, nil, c.err)
 				if d.state().State != c.state {
 					t.Errorf("%+v, want %q", d.state(), c.state)
 				}
@@ -305,9 +302,7 @@ func TestSnapshotIsRefusedBeforeAnyCall(t *testing.T) {
 		if c.kind == registry.ErrNotFound {
 			spec.Volume = "none"
 		}
-		if _, err := d.Create(t.Context(), call, spec); !errors.Is(err, c.kind) {
-			t.Errorf("%s: %v", name, err)
-		}
+		wantErr(t, name, errOf(d.Create(t.Context(), call, spec)), c.kind, "")
 		d.wantJournal()
 	}
 }
@@ -366,8 +361,6 @@ func TestSnapshotIsFinishedAfterADeath(t *testing.T) {
 	}
 }
 
-func errOf[T any](_ T, err error) error { return err }
-
 func TestSnapshotIsDeletedOnceItsCreationIsCertain(t *testing.T) {
 	const deleteCall = "DeleteSnapshot snap-1"
 	for name, c := range map[string]struct {
@@ -412,9 +405,7 @@ func TestSnapshotIsDeletedOnceItsCreationIsCertain(t *testing.T) {
 				_, _ = d.Create(t.Context(), call, snapSpec)
 				d.plugin.answers, d.plugin.journal = c.answers, nil
 				err := d.Delete(t.Context(), call, snapName)
-				if c.err == "" && err != nil || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
-					t.Errorf("%v, want %q", err, c.err)
-				}
+				wantErr(t, "", err, nil, c.err)
 				if d.state().State != c.state {
 					t.Errorf("%+v, want %q", d.state(), c.state)
 				}
@@ -423,9 +414,7 @@ func TestSnapshotIsDeletedOnceItsCreationIsCertain(t *testing.T) {
 		})
 	}
 	d := openSnapshots(t, of(registry.CreateSnapshot))
-	if err := d.Delete(t.Context(), call, snapName); !errors.Is(err, registry.ErrNotFound) {
-		t.Errorf("an unknown snapshot: %v", err)
-	}
+	wantErr(t, "an unknown snapshot", d.Delete(t.Context(), call, snapName), registry.ErrNotFound, "")
 }
 
 // If another record has the id of an unusable answer, the id is not kept, so the other snapshot is not deleted.
@@ -440,9 +429,7 @@ func TestSnapshotOfAnotherRecordIsNotDeleted(t *testing.T) {
 			t.Error("created")
 		}
 		err := d.Delete(t.Context(), call, snapName)
-		if err == nil || !strings.Contains(err.Error(), "has not named it") {
-			t.Errorf("%v", err)
-		}
+		wantErr(t, "", err, nil, "has not named it")
 		d.wantJournal(createCall, createCall)
 	})
 }
@@ -494,17 +481,12 @@ func TestSnapshotsOfAPluginAreListedToTheirEnd(t *testing.T) {
 		t.Errorf("%+v, %v", list, err)
 	}
 	d.plugin.expires = 4
-	if _, err := d.ListAtPlugin(t.Context(), key.Plugin, ""); err == nil || !strings.Contains(err.Error(), "ABORTED") {
-		t.Errorf("tokens that always expire: %v", err)
-	}
+	wantErr(t, "tokens that always expire", errOf(d.ListAtPlugin(t.Context(), key.Plugin, "")), nil, "ABORTED")
 	pages["2"] = pageOfSnapshots{nil, "2"} // empty pages for ever
-	if _, err := d.ListAtPlugin(t.Context(), key.Plugin, ""); !errors.Is(err, registry.ErrInternal) {
-		t.Errorf("a list without an end: %v", err)
-	}
+	wantErr(t, "a list without an end", errOf(d.ListAtPlugin(t.Context(), key.Plugin, "")),
+		registry.ErrInternal, "")
 	_, err = openSnapshots(t, of(registry.CreateSnapshot)).ListAtPlugin(t.Context(), key.Plugin, "")
-	if !errors.Is(err, registry.ErrUnsupported) {
-		t.Errorf("without LIST_SNAPSHOTS: %v", err)
-	}
+	wantErr(t, "without LIST_SNAPSHOTS", err, registry.ErrUnsupported, "")
 }
 
 // If the secrets of a snapshot cannot be read, the snapshot is not taken, and its record does not hold up other
@@ -581,9 +563,7 @@ func TestDeletionBeginsDuringACall(t *testing.T) {
 		d.put(deleting)
 	}
 	d.plugin.answers = append(d.plugin.answers, ready)
-	if err := errOf(d.Create(t.Context(), call, snapSpec)); !errors.Is(err, registry.ErrConflict) {
-		t.Errorf("the creation: %v", err)
-	}
+	wantErr(t, "the creation", errOf(d.Create(t.Context(), call, snapSpec)), registry.ErrConflict, "")
 	if now := d.state(); now.State != registry.SnapshotDeleting {
 		t.Errorf("%+v", now)
 	}
@@ -600,14 +580,10 @@ func TestSourcesAreKeptWhileTheyAreNeeded(t *testing.T) {
 	}
 	d := openSnapshots(t, of(registry.CreateSnapshot, registry.CreateDelete))
 	d.put(restoring, taken)
-	if err := d.Delete(t.Context(), call, snapName); !errors.Is(err, registry.ErrConflict) {
-		t.Errorf("the snapshot: %v", err)
-	}
+	wantErr(t, "the snapshot", d.Delete(t.Context(), call, snapName), registry.ErrConflict, "")
 	taken.State = registry.SnapshotCreating
 	d.put(taken)
-	if err := d.desk.Controller.Delete(t.Context(), call, name); !errors.Is(err, registry.ErrConflict) {
-		t.Errorf("the volume: %v", err)
-	}
+	wantErr(t, "the volume", d.desk.Controller.Delete(t.Context(), call, name), registry.ErrConflict, "")
 	if err := d.Deregister(t.Context(), call, snapName); err != nil || d.state().State != "" {
 		t.Errorf("deregistered: %v, %+v", err, d.state())
 	}

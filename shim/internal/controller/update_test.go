@@ -72,9 +72,7 @@ func TestUpdateOfEachField(t *testing.T) {
 				}
 				d.expect()
 				_, err = d.Update(t.Context(), call, file, false)
-				if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
-					t.Errorf("%v, want %q", err, want)
-				}
+				wantErr(t, "", err, nil, want)
 				now, _ := d.stored()
 				if want != "" {
 					d.expect()
@@ -215,9 +213,7 @@ func TestCreatedVolumeCanBeDeletedAfterItsReturn(t *testing.T) {
 			if err := again(d, t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if err := d.Controller.Delete(t.Context(), call, name); !errors.Is(err, registry.ErrInvalid) {
-				t.Errorf("a registered volume: %v", err)
-			}
+			wantErr(t, "a registered volume", d.Controller.Delete(t.Context(), call, name), registry.ErrInvalid, "")
 		})
 	}
 	d := open(t, of(registry.CreateDelete))

@@ -49,9 +49,7 @@ func TestSameSpecIsTheSameVolume(t *testing.T) {
 	d.expect("CreateVolume data")
 	other := spec()
 	other.CapacityMax++
-	if _, err := d.Controller.Create(t.Context(), call, other); !errors.Is(err, registry.ErrExists) {
-		t.Errorf("%v", err)
-	}
+	wantErr(t, "", errOf(d.Controller.Create(t.Context(), call, other)), registry.ErrExists, "")
 	d.expect()
 }
 
@@ -118,9 +116,7 @@ func TestCommitLostAfterCreation(t *testing.T) {
 	for _, written := range []bool{true, false} {
 		d := open(t, of(registry.CreateDelete))
 		d.spoil = func(*csi.Created) { d.log.Lose(written) }
-		if _, err := d.Controller.Create(t.Context(), call, spec()); !errors.Is(err, registry.ErrUncertain) {
-			t.Errorf("%v", err)
-		}
+		wantErr(t, "", errOf(d.Controller.Create(t.Context(), call, spec())), registry.ErrUncertain, "")
 		d.spoil = nil
 		d.crash()
 		if v, err := d.Controller.Create(t.Context(), call, spec()); err != nil || v.External != key.External {
@@ -175,10 +171,7 @@ func TestUnusableAnswerIsKeptWithItsReason(t *testing.T) {
 			d.journal = nil
 			if !c.named {
 				// The deletion of such a volume never deletes another one. The volume can be deregistered.
-				if err := d.Controller.Delete(t.Context(), call, name); err == nil ||
-					!strings.Contains(err.Error(), "volume deregister") {
-					t.Errorf("%v", err)
-				}
+				wantErr(t, "", d.Controller.Delete(t.Context(), call, name), nil, "volume deregister")
 				d.expect("CreateVolume data")
 				if err := d.Controller.Deregister(t.Context(), name); err != nil {
 					t.Error(err)
@@ -449,10 +442,7 @@ func TestFailedDeletionSaysThatItGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, of(registry.CreateDelete), ready())
 		d.faults = slices.Repeat([]fault{uncertain("INTERNAL", false)}, 3)
-		if err := d.Controller.Delete(t.Context(), call, name); err == nil ||
-			!strings.Contains(err.Error(), "in the background") {
-			t.Errorf("%v", err)
-		}
+		wantErr(t, "", d.Controller.Delete(t.Context(), call, name), nil, "in the background")
 		d.view(func(view registry.View) {
 			if in, open := registry.OpenIntent(view, key); !open || !in.Next.After(time.Now()) {
 				t.Errorf("open %v, next %v", open, in.Next)
@@ -501,9 +491,7 @@ func TestCreateSendsOnlyWhatWasAnnounced(t *testing.T) {
 			d := open(t, of(c.caps...))
 			_, err := d.Controller.Create(t.Context(), call, c.spec)
 			if c.kind != nil {
-				if !errors.Is(err, c.kind) {
-					t.Errorf("%v", err)
-				}
+				wantErr(t, "", err, c.kind, "")
 				d.expect()
 				return
 			}
@@ -519,9 +507,7 @@ func TestNodeOnlyPluginCannotCreate(t *testing.T) {
 	node := with()
 	node.Role = registry.RoleNode
 	d := open(t, table{registry.RoleNode: node})
-	if _, err := d.Controller.Create(t.Context(), call, spec()); !errors.Is(err, registry.ErrUnsupported) {
-		t.Errorf("%v", err)
-	}
+	wantErr(t, "", errOf(d.Controller.Create(t.Context(), call, spec())), registry.ErrUnsupported, "")
 }
 
 func TestRegister(t *testing.T) {
@@ -579,14 +565,9 @@ func TestExternalIDIsUniquePerPlugin(t *testing.T) {
 	d := open(t, of(), ready())
 	other := spec()
 	other.ID, other.External = "alias", key.External
-	if _, err := d.Controller.Register(t.Context(), other); !errors.Is(err, registry.ErrExists) ||
-		!strings.Contains(err.Error(), "data") {
-		t.Errorf("%v", err)
-	}
+	wantErr(t, "", errOf(d.Controller.Register(t.Context(), other)), registry.ErrExists, "data")
 	other.External = ""
-	if _, err := d.Controller.Register(t.Context(), other); !errors.Is(err, registry.ErrInvalid) {
-		t.Errorf("without an external id: %v", err)
-	}
+	wantErr(t, "without an external id", errOf(d.Controller.Register(t.Context(), other)), registry.ErrInvalid, "")
 }
 
 // uses returns records, each of which means that the volume is in use. The keys are parts of the errors.
@@ -610,14 +591,8 @@ func TestDeleteAsksNobodyWhileInUse(t *testing.T) {
 		if len(records) == 0 {
 			d.node = local{uses: []string{"staged at /s"}}
 		}
-		if err := d.Controller.Delete(t.Context(), call, name); !errors.Is(err, registry.ErrConflict) ||
-			!strings.Contains(err.Error(), says) {
-			t.Errorf("%q: %v", says, err)
-		}
-		if err := d.Controller.Deregister(t.Context(), name); !errors.Is(err, registry.ErrConflict) ||
-			!strings.Contains(err.Error(), says) {
-			t.Errorf("%q: %v", says, err)
-		}
+		wantErr(t, says, d.Controller.Delete(t.Context(), call, name), registry.ErrConflict, says)
+		wantErr(t, says, d.Controller.Deregister(t.Context(), name), registry.ErrConflict, says)
 		d.expect()
 		if v, _ := d.stored(); v.State != registry.VolumeReady {
 			t.Errorf("%q: %s", says, v.State)
@@ -674,9 +649,7 @@ func TestRegisteredVolumeIsForgottenNotDeleted(t *testing.T) {
 	v.Created = false
 	d := open(t, of(registry.CreateDelete), v)
 	d.made["vol-data"] = true
-	if err := d.Controller.Delete(t.Context(), call, name); !errors.Is(err, registry.ErrInvalid) {
-		t.Errorf("%v", err)
-	}
+	wantErr(t, "", d.Controller.Delete(t.Context(), call, name), registry.ErrInvalid, "")
 	if err := d.Controller.Deregister(t.Context(), name); err != nil {
 		t.Error(err)
 	}
