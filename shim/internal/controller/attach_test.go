@@ -31,9 +31,7 @@ func TestAttachAndDetach(t *testing.T) {
 	if p := d.attachment(); p.State != registry.MarkNone || len(d.attached) != 0 {
 		t.Errorf("%+v, %v", p, d.attached)
 	}
-	if err := d.Controller.Detach(t.Context(), by, key, "n1"); err != nil {
-		t.Error(err)
-	}
+	noErr(t, "", d.Controller.Detach(t.Context(), by, key, "n1"))
 	d.expect()
 	if kinds := d.kinds(); !slices.Equal(kinds, []registry.EventKind{registry.EventAttached, registry.EventDetached}) {
 		t.Errorf("events %v", kinds)
@@ -52,12 +50,8 @@ func TestAttachOnlyWhereThePluginDoes(t *testing.T) {
 		v := ready()
 		v.Created = false
 		d := open(t, plugins, v, claimed())
-		if err := d.Controller.Attach(t.Context(), by, v, usage(), here("")); err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
-		if err := d.Controller.Detach(t.Context(), by, key, "n1"); err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
+		noErr(t, what, d.Controller.Attach(t.Context(), by, v, usage(), here("")))
+		noErr(t, what, d.Controller.Detach(t.Context(), by, key, "n1"))
 		d.expect()
 	}
 }
@@ -126,9 +120,7 @@ func TestWhateverWasSentIsDetached(t *testing.T) {
 		d.crash()
 		// The restarted plugin no longer declares that it attaches. The record decides.
 		d.use(of())
-		if err := d.Controller.Detach(t.Context(), by, key, "n1"); err != nil {
-			t.Error(err)
-		}
+		noErr(t, "", d.Controller.Detach(t.Context(), by, key, "n1"))
 		d.expect("ControllerPublishVolume vol-data i-1", "ControllerUnpublishVolume vol-data i-1")
 		if len(d.attached) != 0 || d.attachment().State != registry.MarkNone {
 			t.Errorf("%v, %+v", d.attached, d.attachment())

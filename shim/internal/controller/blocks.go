@@ -100,7 +100,7 @@ func (s *Snapshots) readySnapshot(ctx context.Context, name registry.SnapshotNam
 // readBlocks makes one call for blocks.
 func (s *Snapshots) readBlocks(ctx context.Context, snap, base registry.VolumeSnapshot, list *blockList) error {
 	inst, err := s.volumes.capable(ctx, snap.Plugin, false, registry.SnapshotMetadata,
-		"cannot list the blocks of snapshots")
+		"plugin %s cannot list the blocks of snapshots (it lacks %s)")
 	if err != nil {
 		return err
 	}

@@ -103,8 +103,8 @@ func TestTakeRefuses(t *testing.T) {
 	narrow.Capabilities = []registry.VolumeCapability{{Access: registry.MultiNodeReaderOnly,
 		Attachment: registry.FileSystem}}
 	ok := wanted("a1", registry.SingleNodeWriter)
-	anonymous, homeless := ok, ok
-	anonymous.Alloc, homeless.Node = "", ""
+	anonymous, homeless, held := ok, ok, ok
+	anonymous.Alloc, homeless.Node, held.Usage.ReadOnly = "", "", true
 	for _, c := range []struct {
 		name    string
 		records []registry.Record
@@ -119,28 +119,16 @@ func TestTakeRefuses(t *testing.T) {
 			"multi-node-reader-only as file-system"},
 		{"no alloc", []registry.Record{volume()}, anonymous, registry.ErrInvalid, "alloc"},
 		{"no node", []registry.Record{volume()}, homeless, registry.ErrInvalid, "node"},
+		{"another usage", []registry.Record{volume(), held}, ok, registry.ErrConflict, "with another usage"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := open(t, table{}, c.records...)
 			_, err := l.Controller.Claim(t.Context(), c.claim)
 			wantErr(t, "", err, c.kind, c.says)
-			if claims, _ := l.claims(); len(claims) != 0 {
-				t.Errorf("stored: %v", claims)
+			if _, events := l.claims(); len(events) != 0 {
+				t.Errorf("stored: %v", events)
 			}
 		})
-	}
-}
-
-func TestSameKeyWithAnotherUsage(t *testing.T) {
-	l := open(t, table{}, volume())
-	if _, err := l.Controller.Claim(t.Context(), wanted("a1", registry.MultiNodeMultiWriter)); err != nil {
-		t.Fatal(err)
-	}
-	other := wanted("a1", registry.MultiNodeMultiWriter)
-	other.Usage.ReadOnly = true
-	wantErr(t, "", errOf(l.Controller.Claim(t.Context(), other)), registry.ErrConflict, "")
-	if claims, _ := l.claims(); claims[0].Usage.ReadOnly {
-		t.Error("the claim was replaced")
 	}
 }
 

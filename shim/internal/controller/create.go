@@ -330,9 +330,8 @@ func checkCreator(inst registry.Instance, s registry.VolumeSpec) error {
 			"plugin %s cannot create volumes (it lacks %s); register an existing volume",
 			s.Plugin, registry.CreateDelete)
 	case len(s.Mutable) > 0 && !inst.Fingerprint.Has(registry.ModifyVolume):
-		return registry.Errorf(registry.ErrUnsupported,
-			"plugin %s %s (it lacks %s); remove mutable_parameters, or use parameters",
-			s.Plugin, lacksModify, registry.ModifyVolume)
+		return registry.Errorf(registry.ErrUnsupported, lacksModify+"; remove mutable_parameters, or use parameters",
+			s.Plugin, registry.ModifyVolume)
 	case len(s.Required) > 0 && !inst.Fingerprint.Has(registry.PluginTopology):
 		return registry.Errorf(registry.ErrUnsupported,
 			"plugin %s does not support topology (it lacks %s); remove topology_request.required",

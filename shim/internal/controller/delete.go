@@ -115,7 +115,8 @@ func (m *Controller) delete(
 		return err
 	}
 	defer unlock()
-	if _, err := m.capable(ctx, v.Plugin, true, registry.CreateDelete, "cannot delete volumes"); err != nil {
+	_, err = m.capable(ctx, v.Plugin, true, registry.CreateDelete, "plugin %s cannot delete volumes (it lacks %s)")
+	if err != nil {
 		return err
 	}
 	if err := m.settleAlteration(ctx, intent.Caller{}, v.VolumeKey(), policy); err != nil {

@@ -104,9 +104,7 @@ func TestDetachIsResumedOrAbandoned(t *testing.T) {
 		if force.Confirm = confirm; confirm == "" {
 			d.faults = nil
 		}
-		if _, err := d.DetachVolume(t.Context(), call, name, "n1", force); err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
+		noErr(t, what, errOf(d.DetachVolume(t.Context(), call, name, "n1", force)))
 		if len(d.journal) == 0 || d.journal[0] != "ControllerUnpublishVolume vol-data i-n1" {
 			t.Errorf("%s: %q", what, d.journal)
 		}
@@ -162,9 +160,7 @@ func TestDetachGoesOnWithoutItsCaller(t *testing.T) {
 				if d.faults = c.faults; c.claim {
 					d.put(claimed())
 				}
-				end := d.run()
-				time.Sleep(time.Hour)
-				end()
+				d.runFor(time.Hour)
 				if fenced := fences > c.unfenced; fenced != slices.Contains(d.journal, old) {
 					t.Errorf("fenced: %t, and the calls are %q", fenced, d.journal)
 				}
@@ -271,9 +267,7 @@ func TestDetachLocksEachVolume(t *testing.T) {
 			t.Error("a volume was detached during another operation")
 		}
 		unlock()
-		if _, err := d.DetachVolume(t.Context(), call, name, "", registry.Force{By: "ada"}); err != nil {
-			t.Error(err)
-		}
+		noErr(t, "", errOf(d.DetachVolume(t.Context(), call, name, "", registry.Force{By: "ada"})))
 		d.expect("ControllerUnpublishVolume vol-data i-n1", "ControllerUnpublishVolume vol-earlier i-n1")
 	})
 }

@@ -68,7 +68,7 @@ func (m *Controller) eachExternal(
 
 // lister returns the plugin's controller if the plugin can and may be asked for its volumes.
 func (m *Controller) lister(ctx context.Context, id registry.PluginID) (registry.Instance, error) {
-	inst, err := m.capable(ctx, id, false, registry.ListVolumes, "cannot list volumes")
+	inst, err := m.capable(ctx, id, false, registry.ListVolumes, "plugin %s cannot list volumes (it lacks %s)")
 	if err != nil {
 		return inst, err
 	}

@@ -89,9 +89,7 @@ func TestAdoptedVolumeIsAsItsPluginDescribesIt(t *testing.T) {
 				len(v.Accessible) != len(c.entry.Accessible) || v.Created || v.State != registry.VolumeReady {
 				t.Errorf("%+v", v)
 			}
-			if _, err := d.Adopt(t.Context(), file); err != nil {
-				t.Errorf("the same again: %v", err)
-			}
+			noErr(t, "the same again", errOf(d.Adopt(t.Context(), file)))
 			d.expect()
 		})
 	}

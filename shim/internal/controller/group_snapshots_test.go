@@ -105,9 +105,7 @@ func TestGroupSnapshotIsCreatedOnceItIsReady(t *testing.T) {
 					d.plugin.secrets["token"].Reveal() != canary {
 					t.Errorf("%+v, secrets %v", got, d.plugin.secrets)
 				}
-				if _, err := d.Create(t.Context(), call, groupSpec); err != nil {
-					t.Errorf("the same again: %v", err)
-				}
+				noErr(t, "the same again", errOf(d.Create(t.Context(), call, groupSpec)))
 				d.wantJournal()
 			})
 		})
@@ -157,9 +155,7 @@ func TestMembersOfTwoGroupsHaveTheirOwnIDs(t *testing.T) {
 	d.put(group("a-b", "c"))
 	d.view(func(view registry.View) {
 		wantErr(t, "the same id", checkNames(view, group("a", "b-c")), registry.ErrExists, "")
-		if err := checkNames(view, group("a", "c")); err != nil {
-			t.Error(err)
-		}
+		noErr(t, "", checkNames(view, group("a", "c")))
 	})
 }
 
@@ -191,9 +187,7 @@ func TestMembersGoWithTheirGroup(t *testing.T) {
 		wantErr(t, "another snapshot of that id", errOf(d.Create(t.Context(), call, same)), registry.ErrExists, "")
 		d.wantJournal()
 		d.plugin.answers = []scriptedAnswer{noAnswer("UNAVAILABLE"), {}}
-		if err := d.DeleteGroup(t.Context(), call, groupName); err != nil {
-			t.Error(err)
-		}
+		noErr(t, "", d.DeleteGroup(t.Context(), call, groupName))
 		d.wantJournal(deleteGroup, deleteGroup)
 		if list, _ := d.Snapshots.List(t.Context()); len(list) > 0 || d.group().State != "" {
 			t.Errorf("left: %+v, %+v", list, d.group())
@@ -235,9 +229,7 @@ func TestUnusableGroupSnapshotIsDeleted(t *testing.T) {
 				return
 			}
 			d.plugin.answers = []scriptedAnswer{noAnswer("UNAVAILABLE"), {}}
-			if err := d.DeleteGroup(t.Context(), call, groupName); err != nil {
-				t.Errorf("%s: %v", what, err)
-			}
+			noErr(t, what, d.DeleteGroup(t.Context(), call, groupName))
 			d.wantJournal(c.call, c.call)
 			if list, _ := d.Snapshots.List(t.Context()); d.group().State != "" || len(list) > 0 {
 				t.Errorf("%s: left %+v", what, d.group())

@@ -54,9 +54,7 @@ func TestFailedHealthIsLoggedOncePerChange(t *testing.T) {
 		if p.err = nil; code != "" {
 			p.err = failedHealth(code)
 		}
-		if err := h.check(t.Context()); err != nil {
-			t.Error(err)
-		}
+		noErr(t, "", h.check(t.Context()))
 		if got, want := strings.Count(log.String(), "\n"), []int{1, 1, 2, 2, 3}[i]; got != want {
 			t.Errorf("round %d: %d lines, want %d: %s", i, got, want, log.String())
 		}
@@ -114,9 +112,7 @@ func TestListOfUnhealthyVolumesIsReadToItsEnd(t *testing.T) {
 			p := &healthPlugin{pages: c.pages, aborts: c.aborts, one: c.one}
 			calls := d.Controller.Calls
 			calls.Locks = &intent.Locks{}
-			if err := NewHealth(calls, p, nil, hclog.NewNullLogger()).check(t.Context()); err != nil {
-				t.Error(err)
-			}
+			noErr(t, "", NewHealth(calls, p, nil, hclog.NewNullLogger()).check(t.Context()))
 			got, err := d.Controller.volume(t.Context(), name)
 			journal := strings.Join(p.journal, ", ")
 			if err != nil || got.Health.Abnormal() != c.sick || journal != c.journal {

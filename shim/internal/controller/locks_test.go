@@ -18,9 +18,7 @@ func TestOneCreationAtATime(t *testing.T) {
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
-			if _, err := d.Controller.Create(t.Context(), registry.Call{}, spec()); err != nil {
-				t.Error(err)
-			}
+			noErr(t, "", errOf(d.Controller.Create(t.Context(), registry.Call{}, spec())))
 		})
 	}
 	all.Wait()

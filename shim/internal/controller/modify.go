@@ -74,8 +74,8 @@ func (m *Controller) checkModify(ctx context.Context, v registry.Volume, paramet
 	return err
 }
 
-// lacksModify says what a plugin without MODIFY_VOLUME cannot do.
-const lacksModify = "has no mutable parameters"
+// lacksModify is the format of the error of a plugin without MODIFY_VOLUME.
+const lacksModify = "plugin %s has no mutable parameters (it lacks %s)"
 
 // adviseModify adds to the error of a modification what happens next if the outcome is not known.
 func (m *Controller) adviseModify(ctx context.Context, name registry.VolumeName, err error) error {

@@ -112,13 +112,9 @@ func TestModificationGoesOnWithoutItsCaller(t *testing.T) {
 						d.crash()
 					}
 					if c.next != nil {
-						if err := c.next(d, t.Context()); err != nil {
-							t.Error(err)
-						}
+						noErr(t, "", c.next(d, t.Context()))
 					}
-					end := d.run()
-					time.Sleep(time.Hour)
-					end()
+					d.runFor(time.Hour)
 					if v, _ := d.stored(); v.Mutable["tier"] != c.tier || v.Modification.Open() {
 						t.Errorf("%v, %+v", v.Mutable, v.Modification)
 					}
@@ -152,9 +148,7 @@ func TestRefusedModificationKeepsEarlierDoubt(t *testing.T) {
 			if crash {
 				d.crash()
 			}
-			end := d.run()
-			time.Sleep(time.Hour)
-			end()
+			d.runFor(time.Hour)
 			for _, value := range []string{"bronze", "gold"} {
 				if v, _ := d.stored(); !v.Modification.Open() || v.Modification.Asked["tier"] != value {
 					t.Errorf("the doubt about %s is %+v", value, v.Modification)

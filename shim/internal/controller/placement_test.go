@@ -100,9 +100,7 @@ func TestClaimKeepsTheVolumeLimit(t *testing.T) {
 	if _, err := d.Controller.Unclaim(t.Context(), gone.ClaimKey(), true); err != nil {
 		t.Fatal(err)
 	}
-	if err := claim(3, "a4"); err != nil {
-		t.Errorf("after a place is free: %v", err)
-	}
+	noErr(t, "after a place is free", claim(3, "a4"))
 }
 
 // A required topology that does not include the only node is refused before CreateVolume.
@@ -116,14 +114,10 @@ func TestRequiredTopologyOfNoNodeIsRefused(t *testing.T) {
 	wantErr(t, "", err, registry.ErrInvalid, "allows zone=b or zone=c, but plugin ebs reports zone=a")
 	d.expect()
 	s.Required = append(s.Required, registry.Topology{"ZONE": "a"})
-	if _, err := d.Controller.Create(t.Context(), call, s); err != nil {
-		t.Error(err)
-	}
+	noErr(t, "", errOf(d.Controller.Create(t.Context(), call, s)))
 
 	plugins[registry.RoleNode] = onNode(nil, 0)[registry.RoleNode] // it lacks the capability: its topology is not known
 	d, s = open(t, plugins), spec()
 	s.Required = []registry.Topology{{"zone": "b"}}
-	if _, err := d.Controller.Create(t.Context(), call, s); err != nil {
-		t.Errorf("with a node plugin that reports no topology: %v", err)
-	}
+	noErr(t, "with a node plugin that reports no topology", errOf(d.Controller.Create(t.Context(), call, s)))
 }

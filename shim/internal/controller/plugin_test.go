@@ -364,16 +364,18 @@ func usage() registry.Usage {
 // wantErr checks that err is of the kind, if that is not nil, and contains the text. Without both, err must be nil.
 func wantErr(t *testing.T, what string, err, kind error, text string) {
 	t.Helper()
-	if what != "" {
-		what += ": "
-	}
 	switch {
 	case kind == nil && text == "":
-		if err != nil {
-			t.Errorf("%s%v", what, err)
-		}
+		noErr(t, what, err)
 	case err == nil, kind != nil && !errors.Is(err, kind), !strings.Contains(err.Error(), text):
-		t.Errorf("%s%v; want %v, %q", what, err, kind, text)
+		t.Errorf("%s: %v; want %v, %q", what, err, kind, text)
+	}
+}
+
+func noErr(t *testing.T, what string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Errorf("%s: %v", what, err)
 	}
 }
 

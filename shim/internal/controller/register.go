@@ -64,8 +64,8 @@ func (m *Controller) admit(ctx context.Context, v registry.Volume) error {
 func (m *Controller) confirm(ctx context.Context, s registry.VolumeSpec) (node registry.NodeName, err error) {
 	inst, err := m.awaitController(ctx, s.Plugin, false)
 	if err == nil && len(s.Mutable) > 0 && !inst.Fingerprint.Has(registry.ModifyVolume) {
-		err = registry.Errorf(registry.ErrUnsupported, "plugin %s %s (it lacks %s); remove mutable_parameters",
-			s.Plugin, lacksModify, registry.ModifyVolume)
+		err = registry.Errorf(registry.ErrUnsupported, lacksModify+"; remove mutable_parameters", s.Plugin,
+			registry.ModifyVolume)
 	}
 	if err == nil {
 		node, err = m.place(inst, s)

@@ -105,9 +105,7 @@ func TestNoSnapshotIsMadeWithoutARecord(t *testing.T) {
 	d := openSnapshots(t, of(), answer(snapReady))
 	d.desk.put(snap)
 	instance, _ := d.desk.Controller.Plugins.Find(registry.RoleController, key.Plugin)
-	if err := d.Snapshots.Repeat(t.Context(), instance, lateSnapshot(snap)); err != nil {
-		t.Error(err)
-	}
+	noErr(t, "", d.Snapshots.Repeat(t.Context(), instance, lateSnapshot(snap)))
 	d.wantJournal(createCall)
 	d.desk.drop(snap.Key())
 	wantErr(t, "without a record", d.Snapshots.Repeat(t.Context(), instance, lateSnapshot(snap)),
@@ -168,9 +166,7 @@ func TestCallThatIsGivenUpMayRunAtTheFormerExecutor(t *testing.T) {
 		attaching.RPC, attaching.Node, at.State = rpc, at.NodeID, registry.MarkSent
 		d = open(t, of(registry.CreateDelete, registry.AttachDetach), v, takenOver, attaching, at)
 		d.Controller.Executors = asRecorded{}
-		if err := d.Abandon(t.Context(), at.AttachmentKey(), registry.Forced{By: "ada"}, "its plugin is gone"); err != nil {
-			t.Error(err)
-		}
+		noErr(t, "", d.Abandon(t.Context(), at.AttachmentKey(), registry.Forced{By: "ada"}, "its plugin is gone"))
 		d.wantLate(string(rpc) + " of data, failed: false")
 		instance, _ := d.Controller.Plugins.Find(registry.RoleController, key.Plugin)
 		var late registry.LateCall
@@ -192,9 +188,7 @@ func TestCallThatIsGivenUpMayRunAtTheFormerExecutor(t *testing.T) {
 	v.State = registry.VolumeDeleting
 	d = open(t, of(), v, takenOver, deletion)
 	d.Controller.Executors = asRecorded{}
-	if err := d.Controller.Deregister(t.Context(), name); err != nil {
-		t.Error(err)
-	}
+	noErr(t, "", d.Controller.Deregister(t.Context(), name))
 	d.wantLate("DeleteVolume of data, failed: true")
 
 	for state, rpc := range map[registry.SnapshotState]string{registry.SnapshotDeleting: "DeleteSnapshot",
@@ -204,9 +198,7 @@ func TestCallThatIsGivenUpMayRunAtTheFormerExecutor(t *testing.T) {
 		s := openSnapshots(t, of())
 		s.put(snap, takenOver)
 		s.desk.Controller.Executors = asRecorded{}
-		if err := s.Deregister(t.Context(), call, snapName); err != nil {
-			t.Error(err)
-		}
+		noErr(t, "", s.Deregister(t.Context(), call, snapName))
 		if rpc == "" {
 			s.wantLate()
 		} else {
@@ -400,9 +392,7 @@ func TestCallWithoutItsSenderIsNotSent(t *testing.T) {
 				t.Error(err)
 			}
 		}}
-		if err := d.Controller.Delete(t.Context(), call, name); err != nil {
-			t.Error(err)
-		}
+		noErr(t, "", d.Controller.Delete(t.Context(), call, name))
 		n2 := []registry.NodeName{"n2"}
 		if !slices.EqualFunc(senders, [][]registry.NodeName{n2, n2}, slices.Equal) {
 			t.Errorf("senders before the tries: %v", senders)
@@ -465,9 +455,7 @@ func TestDeletionIsRepeatedOnceItHasSucceeded(t *testing.T) {
 		t.Error("it was not refused")
 	}
 	d.wantLate("DeleteVolume of data, failed: true")
-	if err := d.Controller.Delete(t.Context(), call, name); err != nil {
-		t.Error(err)
-	}
+	noErr(t, "", d.Controller.Delete(t.Context(), call, name))
 	d.wantLate("DeleteVolume of data, failed: false")
 	d.expect("DeleteVolume vol-data", "DeleteVolume vol-data")
 }

@@ -19,6 +19,13 @@ func (d *desk) run() (end func()) {
 	return func() { cancel(); <-done }
 }
 
+// runFor runs Run for a time.
+func (d *desk) runFor(wait time.Duration) {
+	end := d.run()
+	defer end()
+	time.Sleep(wait)
+}
+
 // After a crash the next process finishes creations and deletions by repeating the same call.
 func TestUnfinishedIsFinishedByTheNextProcess(t *testing.T) {
 	for _, later := range [][]fault{nil, {uncertain("UNKNOWN", false), uncertain("UNAVAILABLE", true),
@@ -31,9 +38,7 @@ func TestUnfinishedIsFinishedByTheNextProcess(t *testing.T) {
 			}
 			d.crash()
 			d.faults = slices.Clone(later)
-			end := d.run()
-			time.Sleep(time.Hour)
-			end()
+			d.runFor(time.Hour)
 			if v, _ := d.stored(); v.State != registry.VolumeReady || v.External != key.External {
 				t.Errorf("%+v", v)
 			}
@@ -48,9 +53,7 @@ func TestUnfinishedIsFinishedByTheNextProcess(t *testing.T) {
 			// for a deletion, NOT_FOUND means success
 			d.faults = slices.DeleteFunc(slices.Clone(later), func(f fault) bool { return f.code == "NOT_FOUND" })
 			tries := len(d.faults) + 2
-			end = d.run()
-			time.Sleep(time.Hour)
-			end()
+			d.runFor(time.Hour)
 			if _, found := d.stored(); found || len(d.made) > 0 {
 				t.Errorf("stored %v, made %v", found, d.made)
 			}
@@ -97,9 +100,7 @@ func TestUnfinishedCanBeForgotten(t *testing.T) {
 		if v, _ := d.stored(); v.State != registry.VolumeCreating {
 			t.Errorf("%+v", v)
 		}
-		if err := d.Controller.Deregister(t.Context(), name); err != nil {
-			t.Error(err)
-		}
+		noErr(t, "", d.Controller.Deregister(t.Context(), name))
 		d.journal = nil
 		time.Sleep(time.Hour)
 		d.expect()

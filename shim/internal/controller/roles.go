@@ -74,13 +74,14 @@ func (m *Controller) awaitController(
 	return inst, err
 }
 
-// capable is awaitController for a controller with the capability. lacks says what a plugin without it cannot do.
+// capable is awaitController for a controller with the capability. lacks is the format of the error of a plugin without
+// it. Its operands are the plugin and the capability.
 func (m *Controller) capable(
 	ctx context.Context, id registry.PluginID, certain bool, c registry.Capability, lacks string,
 ) (registry.Instance, error) {
 	inst, err := m.awaitController(ctx, id, certain)
 	if err == nil && !inst.Fingerprint.Has(c) {
-		err = registry.Errorf(registry.ErrUnsupported, "plugin %s %s (it lacks %s)", id, lacks, c)
+		err = registry.Errorf(registry.ErrUnsupported, lacks, id, c)
 	}
 	return inst, err
 }

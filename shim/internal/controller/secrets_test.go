@@ -61,9 +61,7 @@ func TestRotatedSecretIsUsedByTheNextControllerCall(t *testing.T) {
 					last := values[len(values)-1].Reveal()
 					d.Controller = d.build(d.Plugins, &values)
 					d.faults = []fault{failed("UNAUTHENTICATED")}
-					if err := c.do(d.Controller, t.Context()); err != nil {
-						t.Error(err)
-					}
+					noErr(t, "", c.do(d.Controller, t.Context()))
 					if want := []string{string(rpc) + " canary-old", string(rpc) + " " +
 						last}; !slices.Equal(d.plugin.secrets, want) {
 						t.Errorf("secrets were sent with %q, want %q", d.plugin.secrets, want)
@@ -114,9 +112,7 @@ func TestDeletionWithoutSecretsHasAWayOut(t *testing.T) {
 				}
 			})
 			if what == "a snapshot that is deleting" {
-				if err := d.Snapshots.Deregister(t.Context(), call, snapName); err != nil {
-					t.Error(err)
-				}
+				noErr(t, "", d.Snapshots.Deregister(t.Context(), call, snapName))
 			}
 			d.expect()
 		})

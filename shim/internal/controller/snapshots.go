@@ -385,9 +385,9 @@ func (s *Snapshots) deregister(ctx context.Context, name snapshotName) error {
 
 // snapshotter returns the active controller of the snapshot's plugin if it supports this kind of snapshot.
 func (s *Snapshots) snapshotter(ctx context.Context, snap registry.VolumeSnapshot) (registry.Instance, error) {
-	needs, lacks := registry.CreateSnapshot, "cannot make or delete snapshots"
+	needs, lacks := registry.CreateSnapshot, "plugin %s cannot make or delete snapshots (it lacks %s)"
 	if snap.IsGroup() {
-		needs, lacks = registry.GroupSnapshots, "cannot make or delete group snapshots"
+		needs, lacks = registry.GroupSnapshots, "plugin %s cannot make or delete group snapshots (it lacks %s)"
 	}
 	return s.volumes.capable(ctx, snap.Plugin, false, needs, lacks)
 }

@@ -544,9 +544,7 @@ func TestSnapshotIsDeletedWhileItIsProcessed(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		d.plugin.answers = []scriptedAnswer{{}}
-		if err := d.Delete(t.Context(), registry.Call{ID: "op-2"}, snapName); err != nil {
-			t.Error(err)
-		}
+		noErr(t, "", d.Delete(t.Context(), registry.Call{ID: "op-2"}, snapName))
 		if err := <-created; !errors.Is(err, registry.ErrNotFound) {
 			t.Errorf("the creation ended with %v", err)
 		}

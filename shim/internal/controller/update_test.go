@@ -94,37 +94,20 @@ func TestUpdateOfEachField(t *testing.T) {
 	}
 }
 
-// Snapshots with the same secrets as their volume get its new secrets. Other snapshots keep theirs.
+// Snapshots with the same secrets as their volume get its new secrets, even more than fit into one commit. Other
+// snapshots keep theirs. The volume gets them last, so an interrupted update can be repeated.
 func TestSnapshotsGetTheNewSecretsOfTheirVolume(t *testing.T) {
 	d := openSnapshots(t, modifies())
-	own := map[string]registry.Secret{"token": {Env: "OWN"}}
-	for id, secrets := range map[registry.SnapshotID]map[string]registry.Secret{"s1": ready().Secrets, "s2": own} {
-		d.put(registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: "default", ID: id, Volume: "data",
-			Secrets: secrets}, Plugin: key.Plugin, Source: key.External, State: registry.SnapshotReady})
-	}
-	file := ready().VolumeSpec
-	file.Secrets = map[string]registry.Secret{"token": {Env: "NEW"}}
-	if _, err := d.desk.Controller.Update(t.Context(), call, file, false); err != nil {
-		t.Fatal(err)
-	}
-	list, err := d.Snapshots.List(t.Context())
-	if err != nil || list[0].Secrets["token"].Env != "NEW" || list[1].Secrets["token"].Env != "OWN" {
-		t.Errorf("%+v, %v", list, err)
-	}
-}
-
-// More snapshots than fit into one commit get the new secrets of their volume. The volume gets them last, so an
-// interrupted update can be repeated.
-func TestManySnapshotsGetTheNewSecrets(t *testing.T) {
-	d := openSnapshots(t, modifies())
 	const count = 3 * registry.Batch
-	var records []registry.Record
-	for i := range count {
-		records = append(records, registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: "default",
-			ID: registry.SnapshotID(fmt.Sprint("s", i)), Volume: "data", Secrets: ready().Secrets}, Plugin: key.Plugin,
-			Source: key.External, State: registry.SnapshotReady})
+	own := map[string]registry.Secret{"token": {Env: "OWN"}}
+	for i := range count + 1 {
+		snap := registry.VolumeSnapshot{Plugin: key.Plugin, Source: key.External, State: registry.SnapshotReady}
+		snap.Namespace, snap.ID, snap.Volume = "default", registry.SnapshotID(fmt.Sprint("s", i)), "data"
+		if snap.Secrets = own; i < count {
+			snap.Secrets = ready().Secrets
+		}
+		d.put(snap)
 	}
-	d.put(records...)
 	file := ready().VolumeSpec
 	file.Secrets = map[string]registry.Secret{"token": {Env: "NEW"}}
 	for _, interrupted := range []bool{true, false} {
@@ -139,16 +122,14 @@ func TestManySnapshotsGetTheNewSecrets(t *testing.T) {
 			d.restart()
 		}
 		list, _ := d.Snapshots.List(t.Context())
-		updated := 0
+		secrets := map[string]int{} // how many snapshots have each
 		for _, s := range list {
-			if s.Secrets["token"].Env == "NEW" {
-				updated++
-			}
+			secrets[s.Secrets["token"].Env]++
 		}
 		v, _ := d.stored()
-		whole := updated == count && v.Secrets["token"].Env == "NEW"
-		if whole == interrupted || updated < registry.Batch {
-			t.Errorf("interrupted %v: %d snapshots are updated; volume %v", interrupted, updated, v.Secrets)
+		whole := secrets["NEW"] == count && v.Secrets["token"].Env == "NEW"
+		if whole == interrupted || secrets["NEW"] < registry.Batch || secrets["OWN"] != 1 {
+			t.Errorf("interrupted %v: snapshots with each secret: %v; volume %v", interrupted, secrets, v.Secrets)
 		}
 	}
 }
@@ -202,9 +183,7 @@ func TestCreatedVolumeCanBeDeletedAfterItsReturn(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := d.Controller.Delete(t.Context(), call, name); err != nil {
-				t.Error(err)
-			}
+			noErr(t, "", d.Controller.Delete(t.Context(), call, name))
 			d.view(func(view registry.View) {
 				if all := view.AllDeregistered(); len(all) > 0 {
 					t.Errorf("left: %v", all)

@@ -3,7 +3,6 @@ package controller
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -173,9 +172,7 @@ func TestUnusableAnswerIsKeptWithItsReason(t *testing.T) {
 				// The deletion of such a volume never deletes another one. The volume can be deregistered.
 				wantErr(t, "", d.Controller.Delete(t.Context(), call, name), nil, "volume deregister")
 				d.expect("CreateVolume data")
-				if err := d.Controller.Deregister(t.Context(), name); err != nil {
-					t.Error(err)
-				}
+				noErr(t, "", d.Controller.Deregister(t.Context(), name))
 			} else if err := d.Controller.Delete(t.Context(), call, name); err != nil {
 				t.Error(err)
 			} else {
@@ -243,9 +240,7 @@ func TestVolumeIDMadeOfANameDoesNotHinderACreation(t *testing.T) {
 	c := claimed()
 	c.Volume, c.Name = other.VolumeKey(), other.VolumeName()
 	d.put(c)
-	if err := d.Controller.Attach(t.Context(), by, other, usage(), here("i-1")); err != nil {
-		t.Error(err)
-	}
+	noErr(t, "", d.Controller.Attach(t.Context(), by, other, usage(), here("i-1")))
 	if v, err := d.Controller.Create(t.Context(), call, spec()); err != nil || v.State != registry.VolumeReady {
 		t.Errorf("%s, %v", v.State, err)
 	}
@@ -369,9 +364,7 @@ func TestCloneIsAskedForAgainFromTheSameSource(t *testing.T) {
 		d.crash()
 		d.drop(ready().Key())
 		d.last.create = csi.CreateRequest{}
-		end := d.run()
-		time.Sleep(time.Minute)
-		end()
+		d.runFor(time.Minute)
 		if again := d.last.create; again.Source.Volume != "vol-data" || again.CapacityMin != 1<<30 {
 			t.Errorf("%+v", again)
 		}
@@ -425,9 +418,7 @@ func TestFailedCreationSaysWhetherItGoesOn(t *testing.T) {
 				t.Errorf("%s: deleted without a word of the plugin", what)
 			}
 			d.journal = nil
-			end := d.run()
-			time.Sleep(time.Hour)
-			end()
+			d.runFor(time.Hour)
 			d.expect()
 			if v, err := d.Controller.Create(t.Context(), call, spec()); err != nil ||
 				v.State != registry.VolumeReady || v.Failure != (registry.Failure{}) {
@@ -458,9 +449,7 @@ func TestDeregisteredIsNotCalledDeleted(t *testing.T) {
 		registry.EventVolumeDeregistered: func(d *desk) error { return d.Controller.Deregister(t.Context(), name) },
 	} {
 		d := open(t, of(registry.CreateDelete), ready())
-		if err := end(d); err != nil {
-			t.Error(err)
-		}
+		noErr(t, "", end(d))
 		if kinds := d.kinds(); !slices.Equal(kinds, []registry.EventKind{kind}) {
 			t.Errorf("events %v, want %s", kinds, kind)
 		}
@@ -501,13 +490,6 @@ func TestCreateSendsOnlyWhatWasAnnounced(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestNodeOnlyPluginCannotCreate(t *testing.T) {
-	node := with()
-	node.Role = registry.RoleNode
-	d := open(t, table{registry.RoleNode: node})
-	wantErr(t, "", errOf(d.Controller.Create(t.Context(), call, spec())), registry.ErrUnsupported, "")
 }
 
 func TestRegister(t *testing.T) {
@@ -604,9 +586,7 @@ func TestDelete(t *testing.T) {
 	for what, faults := range map[string][]fault{"well": nil, "gone already": {failed("NOT_FOUND")}} {
 		d := open(t, of(registry.CreateDelete), ready())
 		d.made["vol-data"], d.faults = true, faults
-		if err := d.Controller.Delete(t.Context(), call, name); err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
+		noErr(t, what, d.Controller.Delete(t.Context(), call, name))
 		d.expect("DeleteVolume vol-data")
 		if _, found := d.stored(); found {
 			t.Errorf("%s: the record is still there", what)
@@ -641,20 +621,5 @@ func TestRefusedDeletionKeepsTheVolume(t *testing.T) {
 				t.Errorf("%s, later: %v, %v", what, err, d.made)
 			}
 		})
-	}
-}
-
-func TestRegisteredVolumeIsForgottenNotDeleted(t *testing.T) {
-	v := ready()
-	v.Created = false
-	d := open(t, of(registry.CreateDelete), v)
-	d.made["vol-data"] = true
-	wantErr(t, "", d.Controller.Delete(t.Context(), call, name), registry.ErrInvalid, "")
-	if err := d.Controller.Deregister(t.Context(), name); err != nil {
-		t.Error(err)
-	}
-	d.expect()
-	if _, found := d.stored(); found || len(d.made) != 1 {
-		t.Errorf("stored %v, made %v", found, slices.Collect(maps.Keys(d.made)))
 	}
 }
