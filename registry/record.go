@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"reflect"
@@ -48,69 +49,55 @@ type RecordType struct {
 	Release bool
 	Path    []string // the parts of a key's path
 	Indexes []Index
-	codec
+	GoType  reflect.Type // has the field CreateIndex, and ModifyIndex unless it is Operation
 }
 
 // RecordTypes describes every bucket of records, in the order of Buckets.
 var RecordTypes = []RecordType{
 	{Bucket: BucketInstances, Owner: "task", Path: []string{"role", "plugin", "alloc", "task"},
-		codec: codecOf(func(r *Instance) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
-	{Bucket: BucketTasks, Owner: "task", Path: []string{"alloc", "task"},
-		codec: codecOf(func(r *Task) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
-	{Bucket: BucketAllocs, Owner: "node", Path: []string{"alloc"},
-		codec: codecOf(func(r *Alloc) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+		GoType: reflect.TypeFor[Instance]()},
+	{Bucket: BucketTasks, Owner: "task", Path: []string{"alloc", "task"}, GoType: reflect.TypeFor[Task]()},
+	{Bucket: BucketAllocs, Owner: "node", Path: []string{"alloc"}, GoType: reflect.TypeFor[Alloc]()},
 	{Bucket: BucketVolumes, Owner: "controller", Shared: true, Path: []string{"namespace", "volume"},
-		Indexes: volumeIndexes, codec: volumeCodec},
+		Indexes: volumeIndexes, GoType: reflect.TypeFor[Volume]()},
 	{Bucket: BucketInlineVolumes, Owner: "node", Path: []string{"namespace", "volume"},
-		Indexes: volumeIndexes, codec: volumeCodec},
+		Indexes: volumeIndexes, GoType: reflect.TypeFor[Volume]()},
 	{Bucket: BucketClaims, Owner: "controller", Shared: true,
-		Path:  []string{"plugin", "external id", "alloc", "request"},
-		codec: codecOf(func(r *Claim) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+		Path: []string{"plugin", "external id", "alloc", "request"}, GoType: reflect.TypeFor[Claim]()},
 	{Bucket: BucketAttachments, Owner: "controller", Shared: true, Path: []string{"plugin", "external id", "node"},
-		codec: codecOf(func(r *Attachment) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+		GoType: reflect.TypeFor[Attachment]()},
 	{Bucket: BucketStagings, Owner: "node", Path: []string{"plugin", "external id"},
-		codec: codecOf(func(r *Staging) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+		GoType: reflect.TypeFor[Staging]()},
 	{Bucket: BucketRefs, Owner: "node", Path: []string{"plugin", "external id", "alloc", "request"},
-		codec: codecOf(func(r *Ref) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+		GoType: reflect.TypeFor[Ref]()},
 	{Bucket: BucketIntents, Owner: "intent", Shared: true, Release: true, Path: []string{"plugin", "external id"},
-		codec: intentCodec},
+		GoType: reflect.TypeFor[Intent]()},
 	{Bucket: BucketNodeIntents, Owner: "intent", Release: true, Path: []string{"plugin", "external id"},
-		codec: intentCodec},
+		GoType: reflect.TypeFor[Intent]()},
 	{Bucket: BucketSnapshots, Owner: "controller", Shared: true, Path: []string{"namespace", "snapshot"},
-		codec: snapshotCodec},
+		GoType: reflect.TypeFor[VolumeSnapshot]()},
 	{Bucket: BucketGroupSnapshots, Owner: "controller", Shared: true, Path: []string{"namespace", "group snapshot"},
-		codec: snapshotCodec},
+		GoType: reflect.TypeFor[VolumeSnapshot]()},
 	{Bucket: BucketEndpointUses, Owner: "endpoint", Shared: true,
-		Path:  []string{"plugin", "external id", "node", "call", "target"},
-		codec: codecOf(func(r *EndpointUse) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+		Path: []string{"plugin", "external id", "node", "call", "target"}, GoType: reflect.TypeFor[EndpointUse]()},
 	{Bucket: BucketDeregistered, Owner: "controller", Shared: true, Path: []string{"plugin", "external id"},
-		codec: codecOf(func(r *Deregistered) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
-	{Bucket: BucketNodes, Owner: "cluster", Shared: true, Path: []string{"node"},
-		codec: codecOf(func(r *Node) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+		GoType: reflect.TypeFor[Deregistered]()},
+	{Bucket: BucketNodes, Owner: "cluster", Shared: true, Path: []string{"node"}, GoType: reflect.TypeFor[Node]()},
 	{Bucket: BucketNodeLeases, Owner: "cluster", Shared: true, Path: []string{"node"},
-		codec: codecOf(func(r *NodeLease) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+		GoType: reflect.TypeFor[NodeLease]()},
 	{Bucket: BucketExecutors, Owner: "cluster", Shared: true, Path: []string{"plugin"},
-		codec: codecOf(func(r *Executor) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+		GoType: reflect.TypeFor[Executor]()},
 	{Bucket: BucketLateCalls, Owner: "intent", Shared: true, Release: true,
-		Path:  []string{"plugin", "volume or snapshot", "node", "call", "hash of the request"},
-		codec: codecOf(func(r *LateCall) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+		Path:   []string{"plugin", "volume or snapshot", "node", "call", "hash of the request"},
+		GoType: reflect.TypeFor[LateCall]()},
 	{Bucket: BucketRemoteCalls, Owner: "cluster", Shared: true, Path: []string{"operation"},
-		codec: codecOf(func(r *RemoteCall) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
+		GoType: reflect.TypeFor[RemoteCall]()},
 	{Bucket: BucketFormations, Owner: "cluster", Shared: true, Path: []string{"cluster"},
-		codec: codecOf(func(r *Formation) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
-	{Bucket: BucketCopies, Owner: "cluster", Shared: true, Path: []string{"cluster"},
-		codec: codecOf(func(r *Copy) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })},
-	// An operation has no ModifyIndex. It keeps its CreateIndex when it is answered.
+		GoType: reflect.TypeFor[Formation]()},
+	{Bucket: BucketCopies, Owner: "cluster", Shared: true, Path: []string{"cluster"}, GoType: reflect.TypeFor[Copy]()},
 	{Bucket: BucketRequests, Owner: "rpc", Release: true, Path: []string{"operation"},
-		Indexes: []Index{requestsByIndex},
-		codec:   codecOf(func(r *Operation) (create, modify *Seq) { return &r.CreateIndex, &r.CreateIndex })},
+		Indexes: []Index{requestsByIndex}, GoType: reflect.TypeFor[Operation]()},
 }
-
-var (
-	volumeCodec   = codecOf(func(r *Volume) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })
-	snapshotCodec = codecOf(func(r *VolumeSnapshot) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })
-	intentCodec   = codecOf(func(r *Intent) (create, modify *Seq) { return &r.CreateIndex, &r.ModifyIndex })
-)
 
 // Index is a set of keys derived from records. It finds a record by a field that is not in its key. An entry's path is
 // a prefix followed by the path of the record.
@@ -177,38 +164,21 @@ func (b Bucket) Type() *RecordType { return typeOfBucket[b] }
 // one node.
 func (b Bucket) Shared() bool { t := b.Type(); return t != nil && t.Shared }
 
-// codec decodes records of one Go type, and reads and sets their indexes.
-type codec struct {
-	GoType  reflect.Type
-	Decode  func(text []byte) (Record, error) // JSON
-	indexes func(Record) (created, modified Seq)
-	indexed func(r Record, created, at Seq) Record
+// Decode decodes the JSON of a record.
+func (t *RecordType) Decode(text []byte) (Record, error) {
+	r := reflect.New(t.GoType)
+	err := json.Unmarshal(text, r.Interface())
+	return r.Elem().Interface().(Record), err
 }
 
-// codecOf returns the codec of T. fields returns where a record has its CreateIndex and ModifyIndex.
-func codecOf[T Record](fields func(*T) (create, modify *Seq)) codec {
-	return codec{
-		GoType: reflect.TypeFor[T](),
-		Decode: func(text []byte) (Record, error) {
-			var r T
-			err := json.Unmarshal(text, &r)
-			return r, err
-		},
-		indexes: func(r Record) (created, modified Seq) {
-			of := r.(T)
-			create, modify := fields(&of)
-			return *create, *modify
-		},
-		indexed: func(r Record, created, at Seq) Record {
-			of := r.(T)
-			create, modify := fields(&of)
-			if *modify = at; created == 0 {
-				created = at
-			}
-			*create = created
-			return of
-		},
+// indexFields returns the fields CreateIndex and ModifyIndex of a record. An Operation has no ModifyIndex, because it
+// keeps its CreateIndex when it is answered.
+func indexFields(record reflect.Value) (create, modify reflect.Value) {
+	create = record.FieldByName("CreateIndex")
+	if modify = record.FieldByName("ModifyIndex"); !modify.IsValid() {
+		modify = create
 	}
+	return create, modify
 }
 
 // IndexesOf returns the CreateIndex and ModifyIndex of a record; 0 if r is nil.
@@ -216,11 +186,19 @@ func IndexesOf(r Record) (created, modified Seq) {
 	if r == nil {
 		return 0, 0
 	}
-	return r.Key().Bucket.Type().indexes(r)
+	create, modify := indexFields(reflect.ValueOf(r))
+	return Seq(create.Uint()), Seq(modify.Uint())
 }
 
 // Indexed returns r with ModifyIndex at, and with CreateIndex created, or at if that is 0.
-func Indexed(r Record, created, at Seq) Record { return r.Key().Bucket.Type().indexed(r, created, at) }
+func Indexed(r Record, created, at Seq) Record {
+	indexed := reflect.New(reflect.TypeOf(r)).Elem()
+	indexed.Set(reflect.ValueOf(r))
+	create, modify := indexFields(indexed)
+	modify.SetUint(uint64(at))
+	create.SetUint(uint64(cmp.Or(created, at)))
+	return indexed.Interface().(Record)
+}
 
 // IndexKeys returns the keys of a record's index entries.
 func IndexKeys(r Record) (keys []Key) {
