@@ -122,24 +122,7 @@ type Snapshot struct {
 	Instances []Instance // by role, plugin, then rank, newest first
 }
 
-func (e Event) String() string {
-	s := fmt.Sprintf("%d %s", e.Seq, e.Kind)
-	for _, part := range []string{string(e.Role), string(e.Plugin), string(e.Node), string(e.Alloc), string(e.Task)} {
-		if part != "" {
-			s += " " + part
-		}
-	}
-	if e.Volume.ID != "" {
-		s += " " + e.Volume.String()
-	}
-	if e.Cause != "" {
-		s += ": " + string(e.Cause)
-	}
-	if e.Detail != "" {
-		s += ": " + e.Detail
-	}
-	return s
-}
+func (e Event) String() string { return fmt.Sprintf("%d %s", e.Seq, e.Describe()) }
 
 // Describe returns one line about the event for people, without its number and time.
 func (e Event) Describe() string {
