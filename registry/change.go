@@ -1,7 +1,7 @@
 package registry
 
 import (
-	"slices"
+	"cmp"
 	"time"
 )
 
@@ -90,11 +90,7 @@ func (d *draft) of(k group) *draftGroup {
 	if g := d.groups[k]; g != nil {
 		return g
 	}
-	g := &draftGroup{}
-	for _, i := range d.view.Instances(k.role, k.plugin) {
-		g.members = append(g.members, &i)
-	}
-	slices.SortFunc(g.members, compareRank)
+	g := &draftGroup{members: d.view.members(k.role, k.plugin)}
 	if active := activeOf(g.members); active != nil {
 		g.active = active.InstanceKey
 	}
@@ -113,38 +109,38 @@ func (d *draft) put(i Instance) {
 		i.Storage = g.members[0].Storage
 	}
 	if old == nil {
-		i.Since, i.Health.Since = d.orNow(i.Since), d.orNow(i.Health.Since)
-		d.tell(EventRegistered, &i)
+		i.Since, i.Health.Since = cmp.Or(i.Since, d.now), cmp.Or(i.Health.Since, d.now)
+		d.addEvent(EventRegistered, &i)
 	} else {
 		if old.Same(i) {
 			return
 		}
 		i.CreateIndex, i.Preferred, i.Since = old.CreateIndex, old.Preferred, old.Since
-		d.tellUpdate(old, &i)
+		d.addUpdateEvents(old, &i)
 	}
 	g.members = insertRanked(g.members, &i)
 	d.written = append(d.written, i.InstanceKey)
 }
 
-// tellUpdate adds an event for the changed fields of i, and another one for its health.
-func (d *draft) tellUpdate(old, i *Instance) {
+// addUpdateEvents adds an event for the changed fields of i, and another one for its health.
+func (d *draft) addUpdateEvents(old, i *Instance) {
 	sameHealth := old.Health.State == i.Health.State && old.Health.Cause == i.Health.Cause
 	if sameHealth {
 		i.Health.Since = old.Health.Since
 	} else {
-		i.Health.Since = d.orNow(i.Health.Since)
+		i.Health.Since = cmp.Or(i.Health.Since, d.now)
 	}
 	rest := *old
 	rest.Health = i.Health
 	if !rest.Same(*i) {
-		d.tell(EventUpdated, i)
+		d.addEvent(EventUpdated, i)
 	}
 	switch {
 	case sameHealth:
 	case i.Health.State == Healthy:
-		d.tell(EventHealthy, i)
+		d.addEvent(EventHealthy, i)
 	default:
-		d.tell(EventUnhealthy, i)
+		d.addEvent(EventUnhealthy, i)
 	}
 }
 
@@ -156,7 +152,7 @@ func (d *draft) prefer(k InstanceKey) {
 	}
 	i := old.Clone()
 	i.Preferred, i.ModifyIndex = d.view.Index()+1, d.view.Index()+1
-	d.tell(EventUpdated, &i)
+	d.addEvent(EventUpdated, &i)
 	g.members = insertRanked(g.members, &i)
 	d.written = append(d.written, k)
 }
@@ -169,14 +165,14 @@ func (d *draft) remove(k InstanceKey) {
 	}
 	g.members = withoutKey(g.members, k)
 	d.deleted = append(d.deleted, k)
-	d.tell(EventDeregistered, old)
+	d.addEvent(EventDeregistered, old)
 }
 
 // finish adds an event for each group whose active instance has changed, after the events of the steps.
 func (d *draft) finish() Change {
 	for _, g := range d.touched {
 		if active := activeOf(g.members); active != nil && active.InstanceKey != g.active {
-			d.tell(EventActivated, active)
+			d.addEvent(EventActivated, active)
 		}
 	}
 	c := Change{Events: d.events}
@@ -193,8 +189,8 @@ func (d *draft) finish() Change {
 	return c
 }
 
-// tell adds an event with i as it will be stored.
-func (d *draft) tell(kind EventKind, i *Instance) {
+// addEvent adds an event with i as it will be stored.
+func (d *draft) addEvent(kind EventKind, i *Instance) {
 	record := i.Clone()
 	e := Event{
 		Kind: kind, Role: i.Role, Plugin: i.Plugin, Alloc: i.Alloc, Task: i.Task, At: d.now, Instance: &record,
@@ -203,12 +199,4 @@ func (d *draft) tell(kind EventKind, i *Instance) {
 		e.Cause, e.Detail = i.Health.Cause, i.Health.Detail
 	}
 	d.events = append(d.events, e)
-}
-
-// orNow returns at, or now if at is zero.
-func (d *draft) orNow(at time.Time) time.Time {
-	if at.IsZero() {
-		return d.now
-	}
-	return at
 }

@@ -33,7 +33,7 @@ type Filter struct {
 // cursor in its caller's goroutine, which also reads the State. The Feed keeps no list of watchers, so a slow watcher
 // delays no other.
 type Feed struct {
-	log     State
+	state   State
 	table   *Registry
 	limit   int
 	current atomic.Pointer[recent]
@@ -49,8 +49,8 @@ type recent struct {
 
 // NewFeed returns a Feed that keeps up to limit events after the table's index in memory. The table must be loaded
 // first. The State must apply each change to the table before it applies the change to the Feed.
-func NewFeed(log State, table *Registry, limit int) *Feed {
-	f := &Feed{log: log, table: table, limit: max(limit, 1)}
+func NewFeed(state State, table *Registry, limit int) *Feed {
+	f := &Feed{state: state, table: table, limit: max(limit, 1)}
 	at := table.Index()
 	f.current.Store(&recent{after: at, index: at, more: make(chan struct{})})
 	return f
@@ -154,7 +154,7 @@ func (w *watcher) followStored(ctx context.Context, upTo Seq) error {
 	limit := int(min(upTo-w.cursor, batchSize))
 	var events []Event
 	var floor Seq
-	err := w.feed.log.View(ctx, func(v View) error {
+	err := w.feed.state.View(ctx, func(v View) error {
 		events, floor = v.Events(w.cursor, limit)
 		return nil
 	})

@@ -61,8 +61,7 @@ const MaxID = 128
 // ParsePluginID accepts 1 to 128 bytes of letters, digits, '.', '_', '-' that start with a letter or digit.
 func ParsePluginID(s string) (PluginID, error) { return parseName[PluginID]("plugin id", s) }
 
-// ParseAllocID accepts what ParsePluginID accepts, and so do ParseTaskName, ParseNamespace, ParseRole and
-// ParseNodeName.
+// ParseAllocID accepts what ParsePluginID accepts, and so do ParseNamespace, ParseRole and ParseNodeName.
 func ParseAllocID(s string) (AllocID, error)     { return parseName[AllocID]("alloc id", s) }
 func ParseNamespace(s string) (Namespace, error) { return parseName[Namespace]("namespace", s) }
 func ParseRole(s string) (Role, error)           { return parseName[Role]("role", s) }
@@ -79,7 +78,7 @@ func ParseLabel(what, s string) (string, error) { return parseLabel[string](what
 // their own, some without a check.
 func ParseVolumeID(s string) (VolumeID, error) { return parseLabel[VolumeID]("volume id", s) }
 
-// ParseOperationID accepts 1 to 128 bytes of printable text.
+// ParseOperationID accepts what ParseTaskName accepts.
 func ParseOperationID(s string) (OperationID, error) {
 	return parseLabel[OperationID]("operation id", s)
 }
@@ -106,15 +105,15 @@ func (id ExternalID) String() string {
 	if len(id) <= shownID {
 		return string(id)
 	}
-	head, tail := strings.ToValidUTF8(string(id[:shownID/2]), ""), strings.ToValidUTF8(string(id[len(id)-shownID/4:]),
-		"")
+	head := strings.ToValidUTF8(string(id[:shownID/2]), "")
+	tail := strings.ToValidUTF8(string(id[len(id)-shownID/4:]), "")
 	return fmt.Sprintf("%s... (%d bytes) ...%s", head, len(id), tail)
 }
 
 // ParseCreateName accepts a CreateVolumeRequest.name: 1 to 128 bytes of printable text. It refuses a path that leaves
 // its directory, as drivers join the name into paths of their own.
 func ParseCreateName(s string) (string, error) {
-	if err := checkText("name", s, MaxID); err != nil {
+	if err := checkText("name", s); err != nil {
 		return "", err
 	}
 	if strings.HasPrefix(s, "/") || hasDotDot(s) {
@@ -135,7 +134,7 @@ func ParseNodeID(s string) (NodeID, error) {
 }
 
 func parseName[T ~string](what, s string) (T, error) {
-	if err := checkText(what, s, MaxID); err != nil {
+	if err := checkText(what, s); err != nil {
 		return "", err
 	}
 	for i, r := range s {
@@ -149,7 +148,7 @@ func parseName[T ~string](what, s string) (T, error) {
 }
 
 func parseLabel[T ~string](what, s string) (T, error) {
-	if err := checkText(what, s, MaxID); err != nil {
+	if err := checkText(what, s); err != nil {
 		return "", err
 	}
 	if strings.Contains(s, "/") || hasDotDot(s) {
@@ -171,9 +170,9 @@ func checkOpaque(what, s string, limit int) error {
 	return nil
 }
 
-// checkText is checkOpaque, and also returns an error for unprintable characters.
-func checkText(what, s string, limit int) error {
-	if err := checkOpaque(what, s, limit); err != nil {
+// checkText returns an error if s is empty, longer than MaxID, or has characters that are not printable.
+func checkText(what, s string) error {
+	if err := checkOpaque(what, s, MaxID); err != nil {
 		return err
 	}
 	for _, r := range s {

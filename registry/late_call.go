@@ -80,7 +80,7 @@ func (v View) Blocks(e Executor, next Intent) error {
 		same := l.RPC == next.RPC && l.Hash == next.Hash
 		about := l.For == what || l.Volume != nil && l.Volume.VolumeKey() == next.Volume
 		if about && !same || excludesSnapshot(next.RPC) && l.takesSnapshotOf(next.Volume) {
-			return mayRun(what, next.RPC, l.Node, l.RPC)
+			return mayRunError(what, next.RPC, l.Node, l.RPC)
 		}
 	}
 	if len(e.Former) == 0 || !excludesSnapshot(next.RPC) {
@@ -89,7 +89,7 @@ func (v View) Blocks(e Executor, next Intent) error {
 	for _, snap := range v.Aside().SnapshotRecords() {
 		if snap.State == SnapshotCreating && slices.Contains(snap.VolumeKeys(), next.Volume) {
 			if at, found := e.FormerAmong(snap.Senders); found {
-				return mayRun(what, next.RPC, at, CreateSnapshotRPC)
+				return mayRunError(what, next.RPC, at, CreateSnapshotRPC)
 			}
 		}
 	}
@@ -105,7 +105,7 @@ func (v View) BlocksSnapshot(e Executor, next LateCall) error {
 		changes := takes && excludesSnapshot(l.RPC) && l.Volume != nil &&
 			slices.Contains(volumes, l.Volume.VolumeKey())
 		if changes || l.For == next.For && !l.Same(next) {
-			return mayRun(next.For, next.RPC, l.Node, l.RPC)
+			return mayRunError(next.For, next.RPC, l.Node, l.RPC)
 		}
 	}
 	if len(e.Former) == 0 || !takes {
@@ -114,7 +114,7 @@ func (v View) BlocksSnapshot(e Executor, next LateCall) error {
 	for _, key := range volumes {
 		if open, _ := v.Intent(key); excludesSnapshot(open.RPC) {
 			if at, found := e.FormerAmong(open.Senders); found {
-				return mayRun(next.For, next.RPC, at, open.RPC)
+				return mayRunError(next.For, next.RPC, at, open.RPC)
 			}
 		}
 	}
@@ -159,7 +159,7 @@ func (v View) activeLateCalls(e Executor) iter.Seq[LateCall] {
 	}
 }
 
-func mayRun(what string, rpc RPC, at NodeName, begun RPC) error {
+func mayRunError(what string, rpc RPC, at NodeName, begun RPC) error {
 	return Errorf(ErrUnavailable, "%s of %s cannot be sent now: %s", rpc, what, MayRunAt(at, begun))
 }
 
@@ -176,7 +176,7 @@ func MayRunAt(n NodeName, rpc RPC) string {
 // another outcome, the change corrects its LateCalls.
 func (v View) Ended(call LateCall, senders []NodeName) Change {
 	e, _ := v.Executor(call.Plugin)
-	return v.late(e, call, senders, e.Holder)
+	return v.lateChange(e, call, senders, e.Holder)
 }
 
 // GivenUp is Ended for an open call that node by gives up without an answer. If by is not the holder, and the call may
@@ -184,18 +184,18 @@ func (v View) Ended(call LateCall, senders []NodeName) Change {
 func (v View) GivenUp(call LateCall, senders []NodeName, by NodeName) Change {
 	e, _ := v.Executor(call.Plugin)
 	if by == e.Holder {
-		return v.late(e, call, senders, by)
+		return v.lateChange(e, call, senders, by)
 	}
 	var change Change
 	if slices.Contains(senders, e.Holder) && !slices.Contains(e.Former, e.Holder) {
 		e.Former = append(slices.Clone(e.Former), e.Holder)
 		change.Put = append(change.Put, e)
 	}
-	return change.And(v.late(e, call, senders, ""))
+	return change.And(v.lateChange(e, call, senders, ""))
 }
 
-// late returns the change that adds a LateCall for each former executor among senders, except for one node.
-func (v View) late(e Executor, call LateCall, senders []NodeName, except NodeName) (change Change) {
+// lateChange returns the change that adds a LateCall for each former executor among senders, except for one node.
+func (v View) lateChange(e Executor, call LateCall, senders []NodeName, except NodeName) (change Change) {
 	if len(e.Former) == 0 || len(senders) == 0 {
 		return change
 	}

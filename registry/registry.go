@@ -13,21 +13,21 @@ import (
 //
 // The State calls Applied for each commit.
 type Registry struct {
-	log     State
+	state   State
 	current atomic.Pointer[table]
 	writing sync.Mutex // held by Load and Applied while they compute the next table
 }
 
 // New returns an empty table.
-func New(log State) *Registry {
-	r := &Registry{log: log}
+func New(state State) *Registry {
+	r := &Registry{state: state}
 	r.current.Store(newTable(0, nil))
 	return r
 }
 
 // Load publishes the instances of the State. After an error the table is unchanged.
 func (r *Registry) Load(ctx context.Context) error {
-	err := r.log.View(ctx, func(v View) error {
+	err := r.state.View(ctx, func(v View) error {
 		loaded := newTable(v.Index(), v.AllInstances())
 		r.writing.Lock()
 		defer r.writing.Unlock()

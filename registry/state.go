@@ -29,9 +29,9 @@ type Decision = func(View) (Change, error)
 
 // Ensure commits the changes of the decisions. If all are empty, Ensure waits for no commit and returns the index that
 // the decisions have seen. It may call each decision twice.
-func Ensure(ctx context.Context, log State, decisions ...Decision) (at Seq, err error) {
+func Ensure(ctx context.Context, state State, decisions ...Decision) (at Seq, err error) {
 	settled := false
-	err = log.View(ctx, func(v View) error {
+	err = state.View(ctx, func(v View) error {
 		at = v.Index()
 		settled = !slices.ContainsFunc(decisions, func(decide Decision) bool {
 			change, refused := decide(v)
@@ -42,16 +42,16 @@ func Ensure(ctx context.Context, log State, decisions ...Decision) (at Seq, err 
 	if err != nil || settled {
 		return at, err
 	}
-	return log.Commit(ctx, decisions...)
+	return state.Commit(ctx, decisions...)
 }
 
 // EnsureAll commits the changes of a decision, one after the other, until a change is empty. A decision about many
 // shared records writes at most Batch of them at a time. Each change has to be legal alone, as the process may end
 // after it. A repetition of the operation continues with the records that are left.
-func EnsureAll(ctx context.Context, log State, decide Decision) error {
+func EnsureAll(ctx context.Context, state State, decide Decision) error {
 	for {
 		over := false
-		_, err := Ensure(ctx, log, func(v View) (Change, error) {
+		_, err := Ensure(ctx, state, func(v View) (Change, error) {
 			change, err := decide(v)
 			over = change.Empty()
 			return change, err

@@ -53,22 +53,22 @@ func list[T Record](v View, b Bucket, prefix string, pass func(path string) bool
 
 func (v View) Instance(k InstanceKey) (Instance, bool) { return one[Instance](v, k.Key()) }
 
-// Instances returns the instances of one role of a plugin, newest first.
-func (v View) Instances(role Role, id PluginID) []Instance {
-	found := list[Instance](v, BucketInstances, PathOf(role, string(id)), nil)
-	slices.SortFunc(found, func(a, b Instance) int { return compareRank(&a, &b) })
-	return found
+// members returns the instances of one role of a plugin, newest first.
+func (v View) members(role Role, id PluginID) (members []*Instance) {
+	for _, i := range list[Instance](v, BucketInstances, PathOf(role, string(id)), nil) {
+		members = append(members, &i)
+	}
+	slices.SortFunc(members, compareRank)
+	return members
 }
 
-// ActiveInstance returns the active instance of a plugin in a role.
-func (v View) ActiveInstance(role Role, id PluginID) (active Instance, found bool) {
-	all := v.Instances(role, id)
-	for i := range all {
-		if i == 0 || active.Health.State != Healthy && all[i].Health.State == Healthy {
-			active = all[i]
-		}
-	}
-	return active, len(all) > 0
+// Instances returns the instances of one role of a plugin, newest first.
+func (v View) Instances(role Role, id PluginID) []Instance { return values(v.members(role, id)) }
+
+// ActiveInstance returns the active instance of a plugin in a role: the newest healthy one, or the newest if none is
+// healthy.
+func (v View) ActiveInstance(role Role, id PluginID) (Instance, bool) {
+	return found(activeOf(v.members(role, id)))
 }
 
 // AllInstances returns the instances by role, plugin, then newest first.
