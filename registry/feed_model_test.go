@@ -2,10 +2,6 @@ package registry_test
 
 import (
 	"context"
-	"fmt"
-	"math/rand/v2"
-	"slices"
-	"sync"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -165,97 +161,5 @@ func TestFeedModel(t *testing.T) {
 			"commit": m.commit, "apply": m.apply, "watch": m.watch, "watch again": m.watch, "reopen": m.open,
 			"": m.check,
 		})
-	})
-}
-
-// history holds the numbers of all events that were ever committed.
-type history struct {
-	mu   sync.Mutex
-	seqs []registry.Seq
-}
-
-func (h *history) add(a registry.Applied) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, e := range a.Change.Events {
-		h.seqs = append(h.seqs, e.Seq)
-	}
-}
-
-// after returns the number of the next event after the cursor, or 0 if there is none.
-func (h *history) after(cursor registry.Seq) registry.Seq {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if at, _ := slices.BinarySearch(h.seqs, cursor+1); at < len(h.seqs) {
-		return h.seqs[at]
-	}
-	return 0
-}
-
-// TestFeedUnderLoad is TestFeedModel with goroutines instead of steps: watchers with cursors of all ages, a slow one,
-// and a log that is reopened between rounds.
-func TestFeedUnderLoad(t *testing.T) {
-	const writers, each, others = 4, 60, 5
-	log, h := registrytest.NewLog(now), &history{}
-	log.KeepEvents(writers * each)
-	cursors := make([]registry.Seq, 8)
-	for round := range 4 {
-		log = log.Reopen()
-		log.OnApplied(h.add)
-		s := newStage(t, log, 20)
-		begin := s.table.Index()
-		end := begin + writers*(each+others) + 1
-		var watching, writing sync.WaitGroup
-		busy := make(chan struct{})
-		for w := range cursors {
-			if round > 0 && w%2 == 0 {
-				cursors[w] = rand.N(begin)
-			}
-			watching.Go(func() {
-				works := func() {
-					if w == 0 {
-						<-busy
-					}
-				}
-				if err := s.listen(&cursors[w], end, h, works); err != errStop {
-					t.Errorf("round %d, watcher %d: %v", round, w, err)
-				}
-			})
-		}
-		for range writers {
-			writing.Go(func() {
-				for range others {
-					s.tell(t, each/others, "x")
-					s.other(t, 1)
-				}
-			})
-		}
-		writing.Wait()
-		close(busy)
-		s.tell(t, 1, "end")
-		watching.Wait()
-	}
-}
-
-// listen watches until it reaches end, and compares the events with the history.
-func (s *stage) listen(cursor *registry.Seq, end registry.Seq, h *history, works func()) error {
-	return s.feed.Watch(context.Background(), *cursor, registry.Filter{}, func(e registry.Event) error {
-		var floor registry.Seq
-		if err := s.log.View(context.Background(), func(v registry.View) error {
-			_, floor = v.Events(0, 0)
-			return nil
-		}); err != nil {
-			return err
-		}
-		resync := e.Kind == registry.EventResync
-		if s.table.Index() < e.Seq || resync && *cursor >= floor || !resync && e.Seq != h.after(*cursor) {
-			return fmt.Errorf("%s after %d: the floor is %d, the table at %d, the next event %d", e, *cursor, floor,
-				s.table.Index(), h.after(*cursor))
-		}
-		if *cursor = e.Seq; *cursor == end {
-			return errStop
-		}
-		works()
-		return nil
 	})
 }

@@ -16,10 +16,9 @@ import (
 func (s *stage) tell(t fataler, n int, kind registry.EventKind) {
 	t.Helper()
 	for range n {
-		_, err := s.log.Commit(context.Background(), func(registry.View) (registry.Change, error) {
+		must(t, s.commit(func(registry.View) (registry.Change, error) {
 			return registry.Change{Events: []registry.Event{{Kind: kind, Role: "r", Plugin: "p"}}}, nil
-		})
-		must(t, err)
+		}))
 	}
 }
 
@@ -27,10 +26,9 @@ func (s *stage) tell(t fataler, n int, kind registry.EventKind) {
 func (s *stage) other(t fataler, n int) {
 	t.Helper()
 	for range n {
-		_, err := s.log.Commit(context.Background(), func(registry.View) (registry.Change, error) {
+		must(t, s.commit(func(registry.View) (registry.Change, error) {
 			return registry.Change{Put: []registry.Record{registry.Alloc{ID: "a"}}}, nil
-		})
-		must(t, err)
+		}))
 	}
 }
 
@@ -82,14 +80,14 @@ func TestWatchStopsWhileBehind(t *testing.T) {
 
 func TestSnapshotThenFollow(t *testing.T) {
 	s := empty(t)
-	s.put(t, instance(key("r", "p", "a"), registry.Healthy))
-	s.put(t, instance(key("q", "p", "b"), registry.Healthy))
+	must(t, s.put(instance(key("r", "p", "a"), registry.Healthy)))
+	must(t, s.put(instance(key("q", "p", "b"), registry.Healthy)))
 	events := s.after(t, registry.FromSnapshot, registry.Filter{})
 	if len(events) != 1 || events[0].Kind != registry.EventResync ||
 		!reflect.DeepEqual(*events[0].Snapshot, s.table.All()) || events[0].Seq != s.table.Index() {
 		t.Fatalf("got %v", events)
 	}
-	s.put(t, instance(key("r", "p", "c"), registry.Healthy))
+	must(t, s.put(instance(key("r", "p", "c"), registry.Healthy)))
 	same(t, "then", brief(s.after(t, events[0].Seq, registry.Filter{})), "registered r c", "activated r c")
 	filtered := s.after(t, registry.FromSnapshot, registry.Filter{Role: "q",
 		Kinds: []registry.EventKind{registry.EventHealthy}})
@@ -104,8 +102,8 @@ func TestSnapshotThenFollow(t *testing.T) {
 
 func TestLaggingWatcherResyncs(t *testing.T) {
 	s := small(t, 5, 2)
-	s.put(t, instance(key("r", "p", "a"), registry.Healthy)) // 1, 2
-	s.tell(t, 5, "x")                                        // 3 to 7
+	must(t, s.put(instance(key("r", "p", "a"), registry.Healthy))) // 1, 2
+	s.tell(t, 5, "x")                                              // 3 to 7
 	same(t, "at the floor", kindsOf(s.after(t, 2, registry.Filter{})), "x", "x", "x", "x", "x")
 	events := s.after(t, 1, registry.Filter{Plugin: "other"})
 	same(t, "below it", kindsOf(events), "resync")
@@ -168,9 +166,9 @@ func TestDeadWatcherBlocksNobody(t *testing.T) {
 
 func TestFilter(t *testing.T) {
 	s := empty(t)
-	s.put(t, instance(key("r", "p", "a"), registry.Healthy))
-	s.put(t, instance(key("q", "p", "b"), registry.Healthy))
-	s.put(t, instance(key("r", "q", "c"), registry.Healthy))
+	must(t, s.put(instance(key("r", "p", "a"), registry.Healthy)))
+	must(t, s.put(instance(key("q", "p", "b"), registry.Healthy)))
+	must(t, s.put(instance(key("r", "q", "c"), registry.Healthy)))
 	same(t, "role", brief(s.after(t, 0, registry.Filter{Role: "r"})), "registered r a", "activated r a",
 		"registered r c", "activated r c")
 	same(t, "plugin", brief(s.after(t, 0, registry.Filter{Plugin: "p"})), "registered r a", "activated r a",
@@ -257,7 +255,7 @@ func TestPastIsReadInBatches(t *testing.T) {
 					t.Errorf("%d events are read at once", limit)
 				}
 			}}
-			s.feed = registry.NewFeed(log, s.table.Registry, 100)
+			s.feed = registry.NewFeed(log, s.table, 100)
 			s.log.OnApplied(s.feed.Applied)
 			begins := s.feed.Index()
 			s.tell(t, recent, "recent")
@@ -287,7 +285,7 @@ func TestWatchEndsWithTheLog(t *testing.T) {
 	s.tell(t, 3, "past")
 	s = newStage(t, s.log.Reopen(), 100)
 	closed := registry.Errorf(registry.ErrUnavailable, "the log is closed")
-	feed := registry.NewFeed(shut{s.log, closed}, s.table.Registry, 100)
+	feed := registry.NewFeed(shut{s.log, closed}, s.table, 100)
 	s.log.OnApplied(feed.Applied)
 	s.tell(t, 1, "recent")
 	told := 0

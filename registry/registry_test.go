@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -19,9 +20,8 @@ import (
 // the records of the log.
 func TestEventPaths(t *testing.T) {
 	a, b := key("r", "p", "a"), key("r", "p", "b")
-	ctx := t.Context()
 	put := func(i registry.Instance) func(*stage) error {
-		return func(s *stage) error { _, err := s.table.Put(ctx, i); return err }
+		return func(s *stage) error { return s.put(i) }
 	}
 	sick := func(k registry.InstanceKey) func(*stage) error {
 		return func(s *stage) error { return s.setHealth(k, health(registry.Unhealthy)) }
@@ -51,14 +51,13 @@ func TestEventPaths(t *testing.T) {
 		}, []string{"healthy r a: probed", "activated r a"}},
 		{"version and health at once", put(upgraded),
 			[]string{"updated r a", "unhealthy r a: missed", "activated r b"}},
-		{"removal of the active", func(s *stage) error {
-			return s.table.Remove(ctx, b)
-		}, []string{"deregistered r b", "activated r a"}},
-		{"removal of the unknown", func(s *stage) error { return s.table.Remove(ctx, b) }, nil},
+		{"removal of the active", func(s *stage) error { return s.remove(b) },
+			[]string{"deregistered r b", "activated r a"}},
+		{"removal of the unknown", func(s *stage) error { return s.remove(b) }, nil},
 		{"removal of the last", func(s *stage) error {
-			return s.table.RemoveTask(ctx, a.TaskKey())
+			return s.removeTask(a.TaskKey())
 		}, []string{"deregistered r a"}},
-		{"unknown task", func(s *stage) error { return s.table.RemoveTask(ctx, a.TaskKey()) }, nil},
+		{"unknown task", func(s *stage) error { return s.removeTask(a.TaskKey()) }, nil},
 	} {
 		before := s.table.Index()
 		must(t, step.do(s))
@@ -97,9 +96,9 @@ func checkEvent(t *testing.T, s *stage, e registry.Event, before registry.Seq) {
 // Several allocs of one plugin start and stop. Each stop removes its own instance only.
 func TestInterleavedAllocs(t *testing.T) {
 	s := empty(t)
-	start := func(alloc registry.AllocID) { s.put(t, instance(key("r", "p", alloc), registry.Healthy)) }
+	start := func(alloc registry.AllocID) { must(t, s.put(instance(key("r", "p", alloc), registry.Healthy))) }
 	stop := func(alloc registry.AllocID) {
-		must(t, s.table.RemoveTask(t.Context(), registry.TaskKey{Alloc: alloc, Task: "plugin"}))
+		must(t, s.removeTask(registry.TaskKey{Alloc: alloc, Task: "plugin"}))
 	}
 	active := func(want registry.AllocID) {
 		t.Helper()
@@ -128,8 +127,7 @@ func TestInterleavedAllocs(t *testing.T) {
 		"deregistered r b", "registered r a", "activated r a", "deregistered r a", "activated r c", "deregistered r c")
 }
 
-func TestPutRefuses(t *testing.T) {
-	s := empty(t)
+func TestIncompleteInstanceIsInvalid(t *testing.T) {
 	for _, spoil := range []func(*registry.Instance){
 		func(i *registry.Instance) { i.Role = "" },
 		func(i *registry.Instance) { i.Plugin = "" },
@@ -140,30 +138,25 @@ func TestPutRefuses(t *testing.T) {
 		func(i *registry.Instance) { i.Health = registry.Health{State: "fine"} },
 	} {
 		i := instance(key("r", "p", "a"), registry.Healthy)
+		must(t, i.Valid())
 		spoil(&i)
-		_, one := s.table.Put(t.Context(), i)
-		_, all := s.table.PutAll(t.Context(), instance(key("r", "p", "b"), registry.Healthy), i)
-		if !errors.Is(one, registry.ErrInvalid) || !errors.Is(all, registry.ErrInvalid) {
-			t.Errorf("%+v: %v, %v", i, one, all)
+		if err := i.Valid(); !errors.Is(err, registry.ErrInvalid) {
+			t.Errorf("%+v: %v", i, err)
 		}
-	}
-	if n := len(s.table.All().Instances); n != 0 {
-		t.Errorf("%d instances were put", n)
 	}
 }
 
 // A change that Load has read is not applied again, and an older change does not undo it.
 func TestAppliedAfterLoad(t *testing.T) {
-	log := registrytest.NewLog(now)
+	s := empty(t)
 	var told []registry.Applied
-	log.OnApplied(func(a registry.Applied) { told = append(told, a) })
-	s := newWriter(log, now)
-	_, err := s.Put(t.Context(), instance(key("r", "p", "a"), registry.Healthy))
-	must(t, err)
-	must(t, s.Remove(t.Context(), key("r", "p", "a")))
-	must(t, s.Load(t.Context()))
-	s.Applied(told[0])
-	if _, found := s.Find("r", "p"); found {
+	s.log.OnApplied(func(a registry.Applied) { told = append(told, a) })
+	must(t, s.put(instance(key("r", "p", "a"), registry.Healthy)))
+	must(t, s.remove(key("r", "p", "a")))
+	late := registry.New(s.log)
+	must(t, late.Load(t.Context()))
+	late.Applied(told[0])
+	if _, found := late.Find("r", "p"); found {
 		t.Error("a removed instance came back")
 	}
 }
@@ -179,16 +172,11 @@ func (l slowView) View(ctx context.Context, read func(registry.View) error) erro
 }
 
 func TestLoadDoesNotUndoWhatWasApplied(t *testing.T) {
-	log := slowView{Log: registrytest.NewLog(now)}
-	writer := newWriter(log.Log, now)
-	log.meanwhile = func() {
-		_, err := writer.Put(t.Context(), instance(key("r", "p", "a"), registry.Healthy))
-		must(t, err)
-	}
-	s := newWriter(log, now)
-	log.OnApplied(s.Applied)
-	must(t, s.Load(t.Context()))
-	if _, found := s.Find("r", "p"); !found {
+	s := empty(t)
+	table := registry.New(slowView{s.log, func() { must(t, s.put(instance(key("r", "p", "a"), registry.Healthy))) }})
+	s.log.OnApplied(table.Applied)
+	must(t, table.Load(t.Context()))
+	if _, found := table.Find("r", "p"); !found {
 		t.Error("an old view replaced a newer table")
 	}
 }
@@ -196,16 +184,19 @@ func TestLoadDoesNotUndoWhatWasApplied(t *testing.T) {
 // Since changes with the health, and with nothing else.
 func TestSince(t *testing.T) {
 	clock := start
-	s := newWriter(registrytest.NewLog(now), func() time.Time { clock = clock.Add(time.Minute); return clock })
+	s := empty(t)
+	s.now = func() time.Time { clock = clock.Add(time.Minute); return clock }
+	put := func(i registry.Instance) registry.Instance {
+		must(t, s.put(i))
+		stored, _ := s.table.Get(i.InstanceKey)
+		return stored
+	}
 	i := instance(key("r", "p", "a"), registry.Healthy)
-	first, err := s.Put(t.Context(), i)
-	must(t, err)
+	first := put(i)
 	i.Attempt = 2
-	second, err := s.Put(t.Context(), i)
-	must(t, err)
+	second := put(i)
 	i.Health = health(registry.Unhealthy)
-	third, err := s.Put(t.Context(), i)
-	must(t, err)
+	third := put(i)
 	if first.Since.IsZero() || !first.Health.Since.Equal(first.Since) {
 		t.Errorf("first: since %v, healthy since %v", first.Since, first.Health.Since)
 	}
@@ -221,13 +212,10 @@ func TestSince(t *testing.T) {
 // Reads and views do not wait for a commit that hangs at the disk.
 func TestReadersDoNotWait(t *testing.T) {
 	s := empty(t)
-	s.put(t, instance(key("r", "p", "a"), registry.Healthy))
+	must(t, s.put(instance(key("r", "p", "a"), registry.Healthy)))
 	release := s.log.Hold()
 	put := make(chan error, 1)
-	go func() {
-		_, err := s.table.Put(context.Background(), instance(key("r", "p", "b"), registry.Healthy))
-		put <- err
-	}()
+	go func() { put <- s.put(instance(key("r", "p", "b"), registry.Healthy)) }()
 	for range 1000 {
 		if i, _ := s.table.Find("r", "p"); i.Alloc != "a" {
 			t.Fatalf("active is %s before the commit", i.Alloc)
@@ -272,10 +260,10 @@ func TestAwait(t *testing.T) {
 			}
 		}
 		waits("nothing there")
-		s.put(t, instance(key("r", "q", "a"), registry.Healthy))
-		s.put(t, instance(key("q", "p", "a"), registry.Healthy))
+		must(t, s.put(instance(key("r", "q", "a"), registry.Healthy)))
+		must(t, s.put(instance(key("q", "p", "a"), registry.Healthy)))
 		waits("others there")
-		s.put(t, instance(key("r", "p", "a"), registry.Unhealthy))
+		must(t, s.put(instance(key("r", "p", "a"), registry.Unhealthy)))
 		waits("unhealthy")
 		must(t, s.setHealth(key("r", "p", "a"), health(registry.Healthy)))
 		if i := <-got; i.Alloc != "a" || i.Health.State != registry.Healthy {
@@ -302,41 +290,53 @@ func TestAwaitSaysWhatThereIs(t *testing.T) {
 		}
 	}
 	fails("none is registered")
-	s.put(t, instance(key("csi-controller", "ebs", "ctrl"), registry.Healthy))
+	must(t, s.put(instance(key("csi-controller", "ebs", "ctrl"), registry.Healthy)))
 	fails("none is registered", "serves only csi-controller here")
-	s.put(t, instance(key("csi-node", "ebs", "old"), registry.Unhealthy))
-	s.put(t, instance(key("csi-node", "ebs", "new"), registry.Unhealthy))
+	must(t, s.put(instance(key("csi-node", "ebs", "old"), registry.Unhealthy)))
+	must(t, s.put(instance(key("csi-node", "ebs", "new"), registry.Unhealthy)))
 	fails("2 registered", "new/plugin", "unhealthy", "missed", "3 in a row")
 }
 
-// With writers, readers and watchers at once, every snapshot is the result of the events up to its index.
+// With writers, readers and watchers at once, every snapshot of the table is the result of the events up to its index,
+// and every watcher gets every event once, in order.
 func TestSnapshotsAreConsistent(t *testing.T) {
-	s := empty(t)
-	var writers, readers sync.WaitGroup
-	done := make(chan struct{})
-	for w := range 4 {
-		writers.Go(func() {
+	const writers, each = 4, 40
+	s := small(t, registry.MaxEvents, 20)
+	var writing, others sync.WaitGroup
+	for w := range writers {
+		writing.Go(func() {
 			k := key("r", registry.PluginID(fmt.Sprint("p", w%2)), registry.AllocID(fmt.Sprint("a", w)))
-			for n := range 40 {
+			for n := range each {
 				i := instance(k, registry.Healthy)
 				i.Attempt = uint64(n)
 				if n%5 == 4 {
-					must(t, s.table.Remove(context.Background(), k))
+					must(t, s.remove(k))
 				} else {
-					s.put(t, i)
+					must(t, s.put(i))
 				}
 			}
 		})
 	}
-	var mu sync.Mutex
-	snapshots := map[registry.Seq]registry.Snapshot{}
-	for range 2 {
-		readers.Go(func() {
+	watched := make([][]registry.Event, 2)
+	for w := range watched {
+		others.Go(func() {
+			_ = s.feed.Watch(context.Background(), 0, registry.Filter{}, func(e registry.Event) error {
+				if e.Kind == "end" {
+					return errStop
+				}
+				watched[w] = append(watched[w], e)
+				return nil
+			})
+		})
+	}
+	snapshots := make([]map[registry.Seq]registry.Snapshot, 2)
+	done := make(chan struct{})
+	for r := range snapshots {
+		snapshots[r] = map[registry.Seq]registry.Snapshot{}
+		others.Go(func() {
 			for {
 				snapshot := s.table.All()
-				mu.Lock()
-				snapshots[snapshot.Index] = snapshot
-				mu.Unlock()
+				snapshots[r][snapshot.Index] = snapshot
 				select {
 				case <-done:
 					return
@@ -345,24 +345,26 @@ func TestSnapshotsAreConsistent(t *testing.T) {
 			}
 		})
 	}
-	writers.Wait()
+	writing.Wait()
 	close(done)
-	readers.Wait()
 	events := s.after(t, 0, registry.Filter{})
-	for index, snapshot := range snapshots {
-		r := newReplay()
-		for _, e := range events {
-			if e.Seq <= index {
-				r.apply([]registry.Event{e})
+	s.tell(t, 1, "end")
+	others.Wait()
+	for w, got := range watched {
+		if !reflect.DeepEqual(got, events) {
+			t.Errorf("watcher %d got %d events, and not the %d that there are", w, len(got), len(events))
+		}
+	}
+	for _, list := range snapshots {
+		for index, snapshot := range list {
+			r := newReplay()
+			r.apply(slices.DeleteFunc(slices.Clone(events), func(e registry.Event) bool { return e.Seq > index }))
+			table := map[registry.InstanceKey]registry.Instance{}
+			for _, i := range snapshot.Instances {
+				table[i.InstanceKey] = i
 			}
-		}
-		if len(r.table) != len(snapshot.Instances) {
-			t.Fatalf("snapshot at %d has %d instances, the events lead to %d", index, len(snapshot.Instances),
-				len(r.table))
-		}
-		for _, i := range snapshot.Instances {
-			if !reflect.DeepEqual(r.table[i.InstanceKey], i) {
-				t.Fatalf("snapshot at %d has %+v, the events lead to %+v", index, i, r.table[i.InstanceKey])
+			if !reflect.DeepEqual(r.table, table) {
+				t.Fatalf("snapshot at %d has %+v, the events lead to %+v", index, table, r.table)
 			}
 		}
 	}

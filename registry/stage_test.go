@@ -19,24 +19,20 @@ func now() time.Time { return start }
 // stage is a table and a feed over one log, wired as in a shim.
 type stage struct {
 	log   *registrytest.Log
-	table *writer
+	table *registry.Registry
 	feed  *registry.Feed
+	now   func() time.Time
 }
 
 // newStage does what a shim does at its start. The feed has up to limit events in memory.
 func newStage(t fataler, log *registrytest.Log, limit int) *stage {
 	t.Helper()
-	s := &stage{log: log, table: newWriter(log, now)}
+	s := &stage{log: log, table: registry.New(log), now: now}
 	must(t, s.table.Load(context.Background()))
-	s.feed = registry.NewFeed(log, s.table.Registry, limit)
+	s.feed = registry.NewFeed(log, s.table, limit)
 	log.OnApplied(s.table.Applied)
 	log.OnApplied(s.feed.Applied)
 	return s
-}
-
-func (s *stage) setHealth(k registry.InstanceKey, h registry.Health) error {
-	_, err := s.table.SetHealth(context.Background(), h, k)
-	return err
 }
 
 func empty(t fataler) *stage { return newStage(t, registrytest.NewLog(now), registry.RecentEvents) }
@@ -46,6 +42,41 @@ func small(t fataler, kept, limit int) *stage {
 	log := registrytest.NewLog(now)
 	log.KeepEvents(kept)
 	return newStage(t, log, limit)
+}
+
+func (s *stage) commit(decide registry.Decision) error {
+	_, err := s.log.Commit(context.Background(), decide)
+	return err
+}
+
+func (s *stage) put(instances ...registry.Instance) error {
+	return s.commit(func(v registry.View) (registry.Change, error) {
+		return registry.PutChange(v, s.now(), instances...), nil
+	})
+}
+
+func (s *stage) remove(keys ...registry.InstanceKey) error {
+	return s.commit(func(v registry.View) (registry.Change, error) {
+		return registry.RemoveChange(v, s.now(), keys...), nil
+	})
+}
+
+func (s *stage) removeTask(task registry.TaskKey) error {
+	return s.commit(func(v registry.View) (registry.Change, error) {
+		return registry.RemoveTaskChange(v, s.now(), task), nil
+	})
+}
+
+// setHealth puts an instance with another health, as a heartbeat does. ErrNotFound: it is not registered.
+func (s *stage) setHealth(k registry.InstanceKey, h registry.Health) error {
+	return s.commit(func(v registry.View) (registry.Change, error) {
+		i, found := v.Instance(k)
+		if !found {
+			return registry.Change{}, registry.Errorf(registry.ErrNotFound, "instance %s is not registered", k)
+		}
+		i.Health = h
+		return registry.PutChange(v, s.now(), i), nil
+	})
 }
 
 // fataler is a *testing.T or a *rapid.T.
@@ -97,13 +128,6 @@ func must(t fataler, err error) {
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
-}
-
-func (s *stage) put(t fataler, i registry.Instance) registry.Instance {
-	t.Helper()
-	stored, err := s.table.Put(context.Background(), i)
-	must(t, err)
-	return stored
 }
 
 // brief writes events in one line each: what happened to whom.

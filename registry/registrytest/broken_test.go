@@ -105,10 +105,10 @@ var broken = map[string]brokenLog{
 			c.Put = c.Put[:1]
 		}
 	}},
-	"Deletes":           {change: func(c *registry.Change) { c.Delete = nil }},
-	"AllOrNothing":      {change: func(c *registry.Change) { c.Put = c.Put[:min(len(c.Put), 3)] }},
-	"EventsAreNumbered": {change: func(c *registry.Change) { slices.Reverse(c.Events) }},
-	"ErrorOfDecide":     {err: func(err error) error { return errors.Join(err) }},
+	"Deletes":              {change: func(c *registry.Change) { c.Delete = nil }},
+	"AllOrNothing":         {change: func(c *registry.Change) { c.Put = c.Put[:min(len(c.Put), 3)] }},
+	"EventsAreNumbered":    {change: func(c *registry.Change) { slices.Reverse(c.Events) }},
+	"DecisionsOfOneCommit": {err: func(err error) error { return errors.Join(err) }},
 }
 
 const brokenEnv = "HOLDFAST_BROKEN_LOG"

@@ -9,14 +9,17 @@ import (
 	"holdfast/registry"
 )
 
-// Filled returns a value of type T whose fields are all set, with one element in each list and map. Values of different
-// seeds differ. With it, tests cover fields that are added later.
-func Filled[T any](t testing.TB, seed int) T {
+// Filled returns a value of type T whose fields are all set, with one element in each list and map. Fields that JSON
+// omits are not set. Values of different seeds differ. With it, tests cover fields that are added later.
+func Filled[T any](t testing.TB, seed int) T { return filled[T](t, filler{n: seed * 1000}) }
+
+// FilledWhole is Filled, and also sets fields that JSON omits.
+func FilledWhole[T any](t testing.TB) T { return filled[T](t, filler{whole: true}) }
+
+func filled[T any](t testing.TB, f filler) (value T) {
 	t.Helper()
-	var v T
-	n := seed * 1000
-	fill(t, reflect.ValueOf(&v).Elem(), &n)
-	return v
+	f.fill(t, reflect.ValueOf(&value).Elem())
+	return value
 }
 
 // Record returns a record of the bucket with every field set that a record of the bucket may have.
@@ -40,45 +43,51 @@ func Record(t testing.TB, b registry.Bucket, seed int) registry.Record {
 		i.RPC = registry.NodeStageRPC
 		return i
 	}
-	v, n := reflect.New(b.Type().GoType).Elem(), seed*1000
-	fill(t, v, &n)
+	v, f := reflect.New(b.Type().GoType).Elem(), filler{n: seed * 1000}
+	f.fill(t, v)
 	return v.Interface().(registry.Record)
 }
 
-func fill(t testing.TB, v reflect.Value, n *int) {
+// filler sets fields to values that it has not used before.
+type filler struct {
+	n     int
+	whole bool // also fields that JSON omits
+}
+
+func (f *filler) fill(t testing.TB, v reflect.Value) {
 	t.Helper()
-	*n++
+	f.n++
 	if v.Type() == reflect.TypeFor[time.Time]() {
-		v.Set(reflect.ValueOf(time.Date(2026, 1, 2, 3, 4, 5, *n, time.UTC)))
+		v.Set(reflect.ValueOf(time.Date(2026, 1, 2, 3, 4, 5, f.n, time.UTC)))
 		return
 	}
 	switch v.Kind() {
 	case reflect.String:
-		v.SetString(fmt.Sprintf("text-%d", *n))
+		v.SetString(fmt.Sprintf("text-%d", f.n))
 	case reflect.Bool:
 		v.SetBool(true)
 	case reflect.Uint8:
-		v.SetUint(uint64(*n%255 + 1))
+		v.SetUint(uint64(f.n%255 + 1))
 	case reflect.Uint, reflect.Uint32, reflect.Uint64:
-		v.SetUint(uint64(*n))
+		v.SetUint(uint64(f.n))
 	case reflect.Int, reflect.Int32, reflect.Int64:
-		v.SetInt(int64(*n))
+		v.SetInt(int64(f.n))
 	case reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))
-		fill(t, v.Elem(), n)
+		f.fill(t, v.Elem())
 	case reflect.Slice:
 		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
-		fill(t, v.Index(0), n)
+		f.fill(t, v.Index(0))
 	case reflect.Map:
 		key, value := reflect.New(v.Type().Key()).Elem(), reflect.New(v.Type().Elem()).Elem()
-		fill(t, key, n)
-		fill(t, value, n)
+		f.fill(t, key)
+		f.fill(t, value)
 		v.Set(reflect.MakeMap(v.Type()))
 		v.SetMapIndex(key, value)
 	case reflect.Struct:
 		for i := range v.NumField() {
-			if v.Type().Field(i).Tag.Get("json") != "-" { // else it is not stored
-				fill(t, v.Field(i), n)
+			if f.whole || v.Type().Field(i).Tag.Get("json") != "-" {
+				f.fill(t, v.Field(i))
 			}
 		}
 	default:

@@ -60,17 +60,3 @@ func TestFaults(t *testing.T) {
 		}
 	}
 }
-
-func TestHold(t *testing.T) {
-	log := NewLog(clock)
-	release := log.Hold()
-	done := make(chan error, 1)
-	go func() { done <- commit(log, "a") }()
-	if allocs(t, log) != 0 {
-		t.Error("a held commit is seen")
-	}
-	release()
-	if err := <-done; err != nil || allocs(t, log) != 1 {
-		t.Errorf("released commit: %v, %d records", err, allocs(t, log))
-	}
-}

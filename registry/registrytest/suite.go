@@ -27,7 +27,6 @@ func TestLog(t *testing.T, open Open) {
 		{"EveryRecordComesBack", testRoundTrip},
 		{"IndexesOfRecords", testIndexes},
 		{"AllOrNothing", testAtomic},
-		{"ErrorOfDecide", testDecideError},
 		{"DecisionsOfOneCommit", testDecisions},
 		{"EmptyChange", testEmptyChange},
 		{"FinishedContext", testFinishedContext},
@@ -279,23 +278,6 @@ func testAtomic(t *testing.T, open Open) {
 			}
 		})
 	}
-}
-
-func testDecideError(t *testing.T, open Open) {
-	log, _ := open(t)
-	before := at(t, log, puts(registry.Alloc{ID: "a"}))
-	reason := errors.New("no")
-	_, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) {
-		return puts(registry.Alloc{ID: "b"}), reason
-	})
-	if err != reason {
-		t.Errorf("error %v is not what decide returned", err)
-	}
-	look(t, log, func(v registry.View) {
-		if _, found := v.Alloc("b"); found || v.Index() != before {
-			t.Errorf("a refused decision was written; index %d, was %d", v.Index(), before)
-		}
-	})
 }
 
 func testDecisions(t *testing.T, open Open) {
