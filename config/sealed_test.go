@@ -11,43 +11,8 @@ import (
 
 	"holdfast/hooks"
 	"holdfast/registry"
+	"holdfast/registry/registrytest"
 )
-
-// fill gives everything below v a value of its own that is not zero.
-func fill(v reflect.Value, n *int) {
-	*n++
-	switch v.Kind() {
-	case reflect.Struct:
-		for i := range v.NumField() {
-			if v.Type().Field(i).Tag.Get("json") != "-" {
-				fill(v.Field(i), n)
-			}
-		}
-	case reflect.Pointer:
-		v.Set(reflect.New(v.Type().Elem()))
-		fill(v.Elem(), n)
-	case reflect.Slice:
-		v.Set(reflect.MakeSlice(v.Type(), 2, 2))
-		fill(v.Index(0), n)
-		fill(v.Index(1), n)
-	case reflect.Map:
-		v.Set(reflect.MakeMap(v.Type()))
-		for range 2 {
-			key, value := reflect.New(v.Type().Key()).Elem(), reflect.New(v.Type().Elem()).Elem()
-			fill(key, n)
-			fill(value, n)
-			v.SetMapIndex(key, value)
-		}
-	case reflect.String:
-		v.SetString(fmt.Sprintf("text\n%d", *n))
-	case reflect.Bool:
-		v.SetBool(true)
-	case reflect.Int, reflect.Int64:
-		v.SetInt(int64(*n))
-	default:
-		panic("a spec has a " + v.Kind().String())
-	}
-}
 
 // leaves notes for each field below v whether it is set anywhere.
 func leaves(v reflect.Value, path string, set map[string]bool) {
@@ -99,11 +64,7 @@ func unset(values ...any) []string {
 
 // TestSealedComesBackWhole: whatever field a spec has, or will have, it is in what OpenGroup and OpenTask read.
 func TestSealedComesBackWhole(t *testing.T) {
-	var group hooks.GroupSpec
-	var task hooks.TaskSpec
-	n := 0
-	fill(reflect.ValueOf(&group).Elem(), &n)
-	fill(reflect.ValueOf(&task).Elem(), &n)
+	group, task := registrytest.Filled[hooks.GroupSpec](t, 1), registrytest.Filled[hooks.TaskSpec](t, 2)
 	if missing := unset(group, task); len(missing) > 0 {
 		t.Errorf("not filled: %v", missing)
 	}

@@ -113,26 +113,6 @@ func TestOurs(t *testing.T) {
 	}
 }
 
-func TestEveryIDGetsItsOwnPath(t *testing.T) {
-	l := example
-	root := registry.Tree{Host: l.PluginRoot("p"), Task: "/local/csi"}
-	claim := func(plugin, external, alloc, request string) string {
-		return l.Target(registry.ClaimKey{
-			Volume: registry.VolumeKey{Plugin: registry.PluginID(plugin), External: registry.ExternalID(external)},
-			Alloc:  registry.AllocID(alloc), Request: registry.RequestName(request),
-		}, root).Host
-	}
-	paths := map[string]bool{}
-	all := [][4]string{{"p", "v", "a", "r"}, {"pv", "", "a", "r"}, {"p", "v", "ar", ""}, {"p", "v", "", "ar"},
-		{"p", "va", "", "r"}, {"", "pv", "a", "r"}}
-	for _, ids := range all {
-		paths[claim(ids[0], ids[1], ids[2], ids[3])] = true
-	}
-	if len(paths) != len(all) {
-		t.Errorf("%d claims share %d paths", len(all), len(paths))
-	}
-}
-
 func FuzzLayout(f *testing.F) {
 	f.Add("a", "b", "a", "c")
 	f.Add("", "ab", "a", "b")
@@ -150,17 +130,25 @@ func FuzzLayout(f *testing.F) {
 	})
 }
 
-// fuzzPaths returns each kind of path that hashes two ids, with the ids a and b.
+// fuzzPaths returns each kind of path that hashes ids, with a and b as two of them. If a path hashes more than two, it
+// returns one for each pair that is hashed one after the other.
 func fuzzPaths(a, b string) []string {
 	volume := registry.VolumeKey{Plugin: registry.PluginID(a), External: registry.ExternalID(b)}
-	claim := registry.ClaimKey{Alloc: registry.AllocID(a), Request: registry.RequestName(b)}
 	root := registry.Tree{Host: example.PluginRoot("p"), Task: "/local/csi"}
 	task := registry.TaskKey{Alloc: registry.AllocID(a), Task: registry.TaskName(b)}
-	return []string{
+	paths := []string{
 		example.SocketDir(task), example.Socket(task), example.PluginRoot(registry.PluginID(a + "\x00" + b)),
-		example.Staging(volume, root).Host, example.Target(claim, root).Host, example.TargetParent(claim, root).Host,
-		example.Part(claim, "x"),
+		example.Staging(volume, root).Host, example.Part(registry.ClaimKey{Request: registry.RequestName(a)}, b),
 	}
+	for _, claim := range []registry.ClaimKey{
+		{Volume: volume},
+		{Volume: registry.VolumeKey{External: registry.ExternalID(a)}, Alloc: registry.AllocID(b)},
+		{Alloc: registry.AllocID(a), Request: registry.RequestName(b)},
+	} {
+		paths = append(paths, example.Target(claim, root).Host, example.TargetParent(claim, root).Host,
+			example.Part(claim, "x"))
+	}
+	return paths
 }
 
 func checkFuzzPath(t *testing.T, path string) {

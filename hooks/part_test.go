@@ -1,7 +1,6 @@
 package hooks
 
 import (
-	"encoding/json"
 	"errors"
 	"path/filepath"
 	"reflect"
@@ -134,33 +133,5 @@ func TestMountsOfParts(t *testing.T) {
 		if !errors.Is(err, registry.ErrInternal) || len(plans) > 0 {
 			t.Errorf("a part that is not there: %+v, %v", plans, err)
 		}
-	}
-}
-
-// Every part of every request has a place of its own, below the mount root and not below a plugin's.
-func TestEveryPartHasItsOwnPlace(t *testing.T) {
-	claim := func(v, a, r string) registry.ClaimKey {
-		volume := registry.VolumeKey{Plugin: "p", External: registry.ExternalID(v)}
-		return registry.ClaimKey{Volume: volume, Alloc: registry.AllocID(a), Request: registry.RequestName(r)}
-	}
-	seen := map[string]string{}
-	for _, ids := range [][4]string{
-		{"v", "a", "r", "x"}, {"v", "a", "r", "x/y"}, {"v", "a", "rx", ""}, {"v", "ar", "", "x"}, {"w", "a", "r", "x"},
-		{"v", "a", "r/x", "y"}, {"v", "a", "r", "../../x"},
-	} {
-		at := example.Part(claim(ids[0], ids[1], ids[2]), ids[3])
-		dir := filepath.Dir(at)
-		if !example.Ours(at) || !example.Ours(dir) || filepath.Dir(dir) != example.MountRoot()+"/parts" ||
-			len(filepath.Base(dir)) != hashLength {
-			t.Errorf("%v: %s", ids, at)
-		}
-		text, _ := json.Marshal(ids)
-		if other, taken := seen[at]; taken {
-			t.Errorf("%s and %s are both at %s", text, other, at)
-		}
-		seen[at] = string(text)
-	}
-	if inside(example.Part(claim("v", "a", "r"), "x"), example.PluginRoot("p")) {
-		t.Error("a plugin sees it")
 	}
 }

@@ -17,54 +17,8 @@ import (
 	"holdfast/hooks"
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/registry"
+	"holdfast/registry/registrytest"
 )
-
-// fill sets every field of v to a value that is not zero. No two fields get the same value.
-func fill(v reflect.Value, n *int) {
-	*n++
-	switch v.Kind() {
-	case reflect.Pointer:
-		v.Set(reflect.New(v.Type().Elem()))
-		fill(v.Elem(), n)
-	case reflect.Struct:
-		if v.Type() == reflect.TypeFor[time.Time]() {
-			v.Set(reflect.ValueOf(time.Unix(int64(*n), 5).UTC()))
-			return
-		}
-		for i := range v.NumField() {
-			fill(v.Field(i), n)
-		}
-	case reflect.String:
-		v.SetString(fmt.Sprintf("s%d", *n))
-	case reflect.Bool:
-		v.SetBool(true)
-	case reflect.Int, reflect.Int64, reflect.Int32:
-		v.SetInt(int64(*n))
-	case reflect.Uint64, reflect.Uint32:
-		v.SetUint(uint64(*n))
-	case reflect.Uint8:
-		v.SetUint(uint64(*n % 200))
-	case reflect.Slice:
-		v.Set(reflect.MakeSlice(v.Type(), 2, 2))
-		fill(v.Index(0), n)
-		fill(v.Index(1), n)
-	case reflect.Map:
-		v.Set(reflect.MakeMap(v.Type()))
-		key, value := reflect.New(v.Type().Key()).Elem(), reflect.New(v.Type().Elem()).Elem()
-		fill(key, n)
-		fill(value, n)
-		v.SetMapIndex(key, value)
-	default:
-		panic(v.Kind().String())
-	}
-}
-
-func full[T any]() T {
-	var t T
-	n := 0
-	fill(reflect.ValueOf(&t).Elem(), &n)
-	return t
-}
 
 // trip takes v over the wire, as bytes.
 func trip[T any, M proto.Message](t *testing.T, v T, to func(T) M, from func(M) T) T {
@@ -90,97 +44,57 @@ func same[T any](t *testing.T, got, want T) {
 	}
 }
 
+// crosses takes a value with all fields set over the wire, after change has reset those that do not travel.
+func crosses[T any, M proto.Message](t *testing.T, to func(T) M, from func(M) (T, error), change func(*T)) {
+	t.Helper()
+	v := registrytest.FilledWhole[T](t)
+	if change != nil {
+		change(&v)
+	}
+	same(t, trip(t, v, to, func(m M) T {
+		out, err := from(m)
+		if err != nil {
+			t.Error(err)
+		}
+		return out
+	}), v)
+}
+
+// sure adapts a conversion that cannot fail.
+func sure[M, T any](from func(M) T) func(M) (T, error) {
+	return func(m M) (T, error) { return from(m), nil }
+}
+
 // Every field of every type crosses the wire, except those that are reset here.
 func TestEveryFieldCrosses(t *testing.T) {
-	t.Run("Plan", func(t *testing.T) {
-		p := full[hooks.Plan]()
-		same(t, trip(t, p, PlanProto, func(m *pb.Plan) hooks.Plan {
-			out, err := Plan(m)
-			if err != nil {
-				t.Error(err)
-			}
-			return out
-		}), p)
-	})
-	t.Run("Job", func(t *testing.T) {
-		j := full[hooks.Job]()
-		same(t, *trip(t, &j, JobProto, Job), j)
-	})
-	t.Run("AllocTask", func(t *testing.T) {
-		a := full[hooks.AllocTask]()
-		same(t, trip(t, a, AllocTaskProto, func(m *pb.AllocTask) hooks.AllocTask {
-			out, _ := AllocTask(m)
-			return out
-		}), a)
-	})
-	t.Run("AllocGroup", func(t *testing.T) {
-		a := full[hooks.AllocGroup]()
-		same(t, trip(t, a, AllocGroupProto, func(m *pb.AllocGroup) hooks.AllocGroup {
-			out, _ := AllocGroup(m)
-			return out
-		}), a)
-	})
-	t.Run("Instance", func(t *testing.T) {
-		i := full[registry.Instance]()
-		same(t, trip(t, i, InstanceProto, Instance), i)
-	})
-	t.Run("Infeasible", func(t *testing.T) {
-		i := full[registry.Infeasible]()
-		same(t, trip(t, i, InfeasibleProto, Infeasible), i)
-	})
-	t.Run("Force", func(t *testing.T) {
-		f := full[registry.Force]()
-		same(t, trip(t, f, ForceProto, Force), f)
-		step := full[registry.ReleaseStep]()
-		same(t, trip(t, step, ReleaseStepProto, ReleaseStep), step)
-	})
-	t.Run("Event", func(t *testing.T) {
-		e := full[registry.Event]()
-		e.Kind = registry.EventResync // with any other kind the snapshot does not travel
-		same(t, trip(t, e, EventProto, Event), e)
-	})
-	t.Run("PluginTask", func(t *testing.T) {
-		p := full[registry.PluginTask]()
-		same(t, trip(t, p, PluginTaskProto, PluginTask), p)
-	})
-	t.Run("PluginFingerprint", func(t *testing.T) {
-		f := full[registry.PluginFingerprint]()
-		f.Gone = false // with it there is no active one
-		same(t, trip(t, f, PluginFingerprintProto, PluginFingerprint), f)
-	})
-	t.Run("Restart", func(t *testing.T) {
-		r := full[registry.PendingRestart]()
-		same(t, trip(t, r, RestartProto, Restart), r)
-	})
-	t.Run("BootTime", func(t *testing.T) {
-		b := full[registry.BootTime]()
-		same(t, trip(t, b, BootTimeProto, BootTime), b)
-	})
-	t.Run("Diagnostics", func(t *testing.T) {
-		ds := full[registry.Diagnostics]()
-		same(t, Diagnostics(DiagnosticsProto(ds)), ds)
-	})
-	t.Run("VolumeSpec", func(t *testing.T) {
-		s := full[registry.VolumeSpec]()
-		same(t, trip(t, s, VolumeSpecProto, VolumeSpec), s)
-	})
-	t.Run("Claim", func(t *testing.T) {
-		c := full[registry.Claim]()
-		same(t, trip(t, c, ClaimProto, Claim), c)
-	})
-	t.Run("VolumeUsage", func(t *testing.T) {
-		u := full[registry.VolumeUsage]()
-		same(t, trip(t, u, VolumeUsageProto, VolumeUsage), u)
-	})
-	t.Run("Diagnosis", func(t *testing.T) {
-		d := full[registry.Diagnosis]()
-		same(t, trip(t, d, DiagnosisProto, Diagnosis), d)
-	})
+	crosses(t, PlanProto, Plan, nil)
+	crosses(t, AllocTaskProto, AllocTask, nil)
+	crosses(t, AllocGroupProto, AllocGroup, nil)
+	crosses(t, JobProto, sure(Job), nil)
+	crosses(t, InstanceProto, sure(Instance), nil)
+	crosses(t, InfeasibleProto, sure(Infeasible), nil)
+	crosses(t, ForceProto, sure(Force), nil)
+	crosses(t, ReleaseStepProto, sure(ReleaseStep), nil)
+	crosses(t, EventProto, sure(Event), func(e *registry.Event) { e.Kind = registry.EventResync }) // for its snapshot
+	crosses(t, PluginTaskProto, sure(PluginTask), nil)
+	crosses(t, PluginFingerprintProto, sure(PluginFingerprint), func(f *registry.PluginFingerprint) { f.Gone = false })
+	crosses(t, RestartProto, sure(Restart), nil)
+	crosses(t, BootTimeProto, sure(BootTime), nil)
+	crosses(t, VolumeSpecProto, sure(VolumeSpec), nil)
+	crosses(t, ClaimProto, sure(Claim), nil)
+	crosses(t, VolumeUsageProto, sure(VolumeUsage), nil)
+	crosses(t, DiagnosisProto, sure(Diagnosis), nil)
+	crosses(t, SnapshotSpecProto, sure(SnapshotSpec), nil)
+	crosses(t, FieldChangeProto, sure(FieldChange), nil)
+	crosses(t, PluginVolumeProto, sure(PluginVolume), func(v *registry.PluginVolume) { v.Condition.Since = time.Time{} })
+	crosses(t, EndpointUseProto, sure(EndpointUse), func(u *registry.EndpointUse) { u.Server = registry.TaskKey{} })
+	ds := registrytest.FilledWhole[registry.Diagnostics](t)
+	same(t, Diagnostics(DiagnosticsProto(ds)), ds)
 }
 
 // The fields of a volume's and an alloc's status that a host uses cross the wire.
 func TestStatusCrosses(t *testing.T) {
-	v := full[registry.VolumeStatus]()
+	v := registrytest.FilledWhole[registry.VolumeStatus](t)
 	v.Unattached, v.Expansion.Usage, v.Modification.Earlier = false, registry.Usage{}, nil // for the shim to remember
 	for i, a := range v.Attachments {
 		v.Attachments[i] = registry.Attachment{Node: a.Node, NodeID: a.NodeID, State: a.State, Detaching: a.Detaching}
@@ -192,7 +106,7 @@ func TestStatusCrosses(t *testing.T) {
 		c.Volume, c.Name, c.CreateIndex, c.ModifyIndex = v.VolumeKey(), v.VolumeName(), 0, 0
 	}
 	same(t, trip(t, v, VolumeProto, Volume), v)
-	a := full[registry.AllocStatus]()
+	a := registrytest.FilledWhole[registry.AllocStatus](t)
 	a.Sealed, a.Node, a.Release, a.Keep, a.Lost = nil, "", registry.Call{}, false, false
 	for i := range a.Volumes {
 		a.Volumes[i].Intent, a.Volumes[i].Expansion.Usage = shown(a.Volumes[i].Intent), registry.Usage{}
@@ -234,7 +148,7 @@ func TestErrorsCross(t *testing.T) {
 		}
 	}
 	call := registry.CallError{
-		RPC: "NodeStageVolume", Instance: full[registry.InstanceKey](), Code: "ABORTED",
+		RPC: "NodeStageVolume", Instance: registrytest.FilledWhole[registry.InstanceKey](t), Code: "ABORTED",
 		Outcome: registry.OutcomeUncertain, Detail: "busy",
 		Kind: registry.ErrUncertain,
 	}
@@ -275,7 +189,7 @@ func FuzzErrors(f *testing.F) {
 }
 
 func FuzzPlan(f *testing.F) {
-	encoded, _ := proto.Marshal(PlanProto(full[hooks.Plan]()))
+	encoded, _ := proto.Marshal(PlanProto(registrytest.FilledWhole[hooks.Plan](f)))
 	f.Add(encoded)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var m pb.Plan
