@@ -255,13 +255,13 @@ func (f *fields) wrongType(name, wanted string, v cty.Value) {
 	f.errorf(f.at(name), "give "+wanted, "%s cannot be %s", name, kindOf(v))
 }
 
-// text reads a string attribute. It returns the fallback and false if the attribute is unset or invalid.
-func (f *fields) text(name string) (string, bool) {
+// text reads a string attribute. It returns the fallback if the attribute is unset or invalid.
+func (f *fields) text(name string) string {
 	declared := f.declared(name, isText)
 	if s, ok := f.primitive(name); ok {
-		return s, true
+		return s
 	}
-	return or[string](declared), false
+	return fallbackOf[string](declared)
 }
 
 // primitive reads a string, or a value that HCL converts to one.
@@ -282,12 +282,12 @@ func (f *fields) isTrue(name string) bool {
 	declared := f.declared(name, isBool)
 	v, ok := f.value(name)
 	if !ok {
-		return or[bool](declared)
+		return fallbackOf[bool](declared)
 	}
 	b, err := convert.Convert(v, cty.Bool)
 	if err != nil {
 		f.wrongType(name, "true or false", v)
-		return or[bool](declared)
+		return fallbackOf[bool](declared)
 	}
 	return b.True()
 }
@@ -297,17 +297,17 @@ func (f *fields) integer(name string) int64 {
 	declared := f.declared(name, isNumber)
 	v, ok := f.value(name)
 	if !ok {
-		return or[int64](declared)
+		return fallbackOf[int64](declared)
 	}
 	n, err := convert.Convert(v, cty.Number)
 	if err != nil {
 		f.wrongType(name, "a whole number", v)
-		return or[int64](declared)
+		return fallbackOf[int64](declared)
 	}
 	i, exact := n.AsBigFloat().Int64()
 	if !n.AsBigFloat().IsInt() || exact != 0 || i < declared.low || i > declared.high {
 		f.errorf(f.at(name), "", "%s must be a whole number from %d to %d", name, declared.low, declared.high)
-		return or[int64](declared)
+		return fallbackOf[int64](declared)
 	}
 	return i
 }
@@ -317,7 +317,7 @@ func (f *fields) duration(name string) time.Duration {
 	declared := f.declared(name, isDuration)
 	s, ok := f.primitive(name)
 	if !ok {
-		return or[time.Duration](declared)
+		return fallbackOf[time.Duration](declared)
 	}
 	low, high := time.Duration(declared.low), time.Duration(declared.high)
 	got, err := time.ParseDuration(strings.TrimSpace(s))
@@ -331,7 +331,7 @@ func (f *fields) duration(name string) time.Duration {
 	default:
 		return got
 	}
-	return or[time.Duration](declared)
+	return fallbackOf[time.Duration](declared)
 }
 
 // oneOf reads an attribute that must be one of the declared words.
@@ -342,7 +342,7 @@ func oneOf[T ~string](f *fields, name string) T {
 		if f.has(name) {
 			return ""
 		}
-		return T(or[string](declared))
+		return T(fallbackOf[string](declared))
 	}
 	if slices.Contains(declared.words, s) {
 		return T(s)
@@ -357,17 +357,14 @@ func oneOf[T ~string](f *fields, name string) T {
 
 // parsed reads an attribute with a Parse function of package registry.
 func parsed[T ~string](f *fields, name string, parse func(string) (T, error)) T {
-	s, ok := f.text(name)
+	declared := f.declared(name, isText)
+	s, ok := f.primitive(name)
 	if !ok {
-		return T(s)
+		return T(fallbackOf[string](declared))
 	}
-	return parsedText(f.decoder, s, f.at(name), parse)
-}
-
-func parsedText[T ~string](d *decoder, s string, at hcl.Range, parse func(string) (T, error)) T {
 	t, err := parse(s)
 	if err != nil {
-		d.errorf(at, "", "%v", err)
+		f.errorf(f.at(name), "", "%v", err)
 	}
 	return t
 }

@@ -91,8 +91,6 @@ func (d *decoder) meterFunction(check func(cty.Value) error) function.Function {
 	})
 }
 
-func anyValue(cty.Value) error { return nil }
-
 // checkNumericText rejects a string that arithmetic would convert to a too large number.
 func checkNumericText(v cty.Value) error {
 	v, _ = v.Unmark()

@@ -74,15 +74,14 @@ func (f *file) cluster() *Cluster {
 	}
 	at := f.open(b, clusterStanza)
 	c := &Cluster{
-		ID:     parsed(at, "id", parseClusterID),
+		ID:     parsed(at, "id", func(s string) (string, error) { return registry.ParseLabel("id", s) }),
 		Expect: int(at.integer("expect")), LeaseTTL: at.duration("lease_ttl"),
 		LostNodes: oneOf[string](at, "lost_nodes"),
 		Endpoints: at.endpoints(),
 	}
 	if tls, ok := at.one("tls"); ok {
 		files := f.open(tls, tlsStanza)
-		c.CAFile, c.CertFile, c.KeyFile = textOf(files, "ca_file"), textOf(files, "cert_file"),
-			textOf(files, "key_file")
+		c.CAFile, c.CertFile, c.KeyFile = files.text("ca_file"), files.text("cert_file"), files.text("key_file")
 		if slices.ContainsFunc(c.Endpoints, func(url string) bool { return strings.HasPrefix(url, "http:") }) {
 			f.errorf(tls.head, "write https:// in endpoints", "tls has no effect on endpoints with http://")
 		}
@@ -92,13 +91,6 @@ func (f *file) cluster() *Cluster {
 	}
 	return c
 }
-
-func textOf(f *fields, name string) string {
-	s, _ := f.text(name)
-	return s
-}
-
-func parseClusterID(s string) (string, error) { return registry.ParseLabel("id", s) }
 
 // endpoints reads the URLs of etcd.
 func (f *fields) endpoints() (urls []string) {

@@ -86,7 +86,10 @@ func (d *decoder) hcl(found hcl.Diagnostics) {
 		}
 		summary, detail := h.Summary, strings.TrimSpace(h.Detail)
 		if call, ok := hcl.DiagnosticExtra[hclsyntax.FunctionCallDiagExtra](h); ok && call.FunctionCallError() != nil {
-			summary, detail = failedCall(call), ""
+			summary, detail = call.FunctionCallError().Error(), ""
+			if name := call.CalledFunctionName(); name != meterName && name != operandName { // these are internal
+				summary = name + "(): " + summary
+			}
 		}
 		if text := d.texts[at.Filename]; at.Start.Byte+1 < len(text) &&
 			string(text[at.Start.Byte:at.Start.Byte+2]) == "${" {
@@ -94,14 +97,6 @@ func (d *decoder) hcl(found hcl.Diagnostics) {
 		}
 		d.report(severity, at, summary, detail)
 	}
-}
-
-// failedCall returns the error of a function call. It omits the name of the internal meter function.
-func failedCall(call hclsyntax.FunctionCallDiagExtra) string {
-	if name := call.CalledFunctionName(); name == meterName || name == operandName {
-		return call.FunctionCallError().Error()
-	}
-	return fmt.Sprintf("%s(): %v", call.CalledFunctionName(), call.FunctionCallError())
 }
 
 // snippet returns the first line of the range, without secrets.

@@ -60,8 +60,10 @@ var computers = map[string]function.Function{
 	"startswith": test(strings.HasPrefix), "endswith": test(strings.HasSuffix),
 	"base64encode": encoding.Base64EncodeFunc, "base64decode": encoding.Base64DecodeFunc,
 	"urlencode": encoding.URLEncodeFunc, "basename": text(func(s string) (string, error) { return path.Base(s), nil }),
-	"dirname": text(func(s string) (string, error) { return path.Dir(s), nil }), "pathexpand": text(expandPath),
-	"md5": digest(md5.New), "sha1": digest(sha1.New), "sha256": digest(sha256.New), "sha512": digest(sha512.New),
+	"dirname": text(func(s string) (string, error) { return path.Dir(s), nil }),
+	// The home directory of the reader of the file is not known here.
+	"pathexpand": text(func(s string) (string, error) { return s, nil }),
+	"md5":        digest(md5.New), "sha1": digest(sha1.New), "sha256": digest(sha256.New), "sha512": digest(sha512.New),
 	"uuidv5": uuid.V5Func, "cidrhost": cidr.HostFunc, "cidrnetmask": cidr.NetmaskFunc, "cidrsubnet": cidr.SubnetFunc,
 	"cidrsubnets": cidr.SubnetsFunc,
 }
@@ -83,7 +85,8 @@ const (
 // functions returns the function table of one file. Every call counts against its budget.
 func (d *decoder) functions() map[string]function.Function {
 	table := map[string]function.Function{"try": tryfunc.TryFunc, "can": tryfunc.CanFunc}
-	table[meterName], table[operandName] = d.meterFunction(anyValue), d.meterFunction(checkNumericText)
+	table[meterName], table[operandName] = d.meterFunction(func(cty.Value) error { return nil }),
+		d.meterFunction(checkNumericText)
 	for name, f := range carriers {
 		table[name] = d.bounded(name, f, true)
 	}
@@ -313,12 +316,9 @@ func refused(why string) function.Function {
 func (d *decoder) readFile(name string) (string, error) {
 	b, err := d.readBytes(name)
 	if err == nil && !utf8.Valid(b) {
-		err = fmt.Errorf("%s is not UTF-8 text", name)
+		return "", fmt.Errorf("%s is not UTF-8 text", name)
 	}
-	if err != nil {
-		return "", err
-	}
-	return string(b), nil
+	return string(b), err
 }
 
 func (d *decoder) readBytes(name string) ([]byte, error) {
@@ -331,13 +331,7 @@ func (d *decoder) readBytes(name string) ([]byte, error) {
 	}
 	b, err := d.opts.ReadFile(name)
 	if err == nil && len(b) > maxBytes {
-		err = fmt.Errorf("%s has %d bytes; at most %d are allowed", name, len(b), maxBytes)
+		return nil, fmt.Errorf("%s has %d bytes; at most %d are allowed", name, len(b), maxBytes)
 	}
-	if err != nil {
-		return nil, err
-	}
-	return b, nil
+	return b, err
 }
-
-// expandPath returns the name unchanged, because the home directory of the file's reader is unknown here.
-func expandPath(name string) (string, error) { return name, nil }

@@ -39,9 +39,21 @@ func (f *file) group(b block, job jobFacts) (hooks.Group, bool) {
 	if len(at.all("task")) == 0 {
 		f.errorf(b.head, `add task "name" { ... }`, "the group has no task")
 	}
-	f.sealGroup(&g, spec, asked)
+	if len(asked.ours) > 0 {
+		g.Sealed = seal(sealed{Group: &spec})
+	}
+	for _, v := range asked.ours {
+		g.Volumes = append(g.Volumes, string(v.Name))
+		if at := asked.at[string(v.Name)]; v.Usage.Attachment == registry.BlockDevice {
+			f.needs(at, hooks.OpDevice, hooks.OpDeviceRule)
+		} else {
+			f.needs(at, hooks.OpBind)
+		}
+	}
 	rest := f.carry(b, "count", "task", "volume")
-	f.carryVolumes(rest, asked)
+	for _, volume := range asked.carried {
+		f.carryInto(rest, volume)
+	}
 	asBlock(rest, "meta")
 	g.Rest = raw(rest)
 	return g, true
@@ -49,27 +61,3 @@ func (f *file) group(b block, job jobFacts) (hooks.Group, bool) {
 
 // perNode reports whether a job of the type runs once on every node.
 func perNode(kind string) bool { return kind == "system" || kind == "sysbatch" }
-
-func (f *file) sealGroup(g *hooks.Group, spec hooks.GroupSpec, asked *requests) {
-	if len(asked.ours) == 0 {
-		return
-	}
-	for _, v := range asked.ours {
-		g.Volumes = append(g.Volumes, string(v.Name))
-		f.needs(asked.at[string(v.Name)], needsOfVolume(v.Usage.Attachment)...)
-	}
-	g.Sealed = seal(sealed{Group: &spec})
-}
-
-func needsOfVolume(mode registry.AttachmentMode) []hooks.Operation {
-	if mode == registry.BlockDevice {
-		return []hooks.Operation{hooks.OpDevice, hooks.OpDeviceRule}
-	}
-	return []hooks.Operation{hooks.OpBind}
-}
-
-func (f *file) carryVolumes(rest map[string]any, asked *requests) {
-	for _, b := range asked.carried {
-		f.carryInto(rest, b)
-	}
-}

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/hashicorp/hcl/v2/hclsyntax"
@@ -22,12 +23,15 @@ func (f *file) job() *hooks.Job {
 				f.errorf(b.DefRange(), "put it into a file of its own", "a file holds one job or one task")
 			}
 			subject = block{b.Type, b.Labels, b.Body, f.ctx, b.DefRange(), b}
-		case !known(b.Type, topLevel):
+		case !slices.Contains(topLevel, b.Type):
 			f.errorf(b.TypeRange, didYouMean(b.Type, append([]string{"job", "task"}, topLevel...)),
 				"a job file has no block %q", b.Type)
 		}
 	}
-	f.noAttributes()
+	for _, attr := range f.body.Attributes {
+		f.errorf(attr.NameRange, "is this a volume file, or a job file without its job block?",
+			"a job file has no attribute %q", attr.Name)
+	}
 	if subject.body == nil && len(f.diags) > 0 {
 		return nil
 	}
@@ -43,22 +47,6 @@ func (f *file) job() *hooks.Job {
 		return f.bareTask(subject, name)
 	}
 	return f.jobBlock(subject, name)
-}
-
-func known(name string, names []string) bool {
-	for _, n := range names {
-		if n == name {
-			return true
-		}
-	}
-	return false
-}
-
-func (f *file) noAttributes() {
-	for _, attr := range f.body.Attributes {
-		f.errorf(attr.NameRange, "is this a volume file, or a job file without its job block?",
-			"a job file has no attribute %q", attr.Name)
-	}
 }
 
 // labelNames maps a block type to the name of its label in errors.
@@ -89,7 +77,7 @@ func (d *decoder) label(b block) (string, bool) {
 // bareTask wraps a task in a job and a group, as Nomad wraps a task directly in a job.
 func (f *file) bareTask(b block, name string) *hooks.Job {
 	job := &hooks.Job{ID: name, Namespace: registry.DefaultNamespace, Type: jobTypes[0]}
-	if g, ok := f.wrapped(b, jobFacts{kind: job.Type}); ok {
+	if g, ok := f.groupOfTask(b); ok {
 		job.Groups = []hooks.Group{g}
 	}
 	return job
@@ -112,14 +100,22 @@ func (f *file) jobBlock(b block, id string) *hooks.Job {
 	facts := jobFacts{kind: job.Type, canary: f.canary(at)}
 	seen := map[string]bool{}
 	for _, inner := range at.blocks {
-		g, ok := f.member(inner, facts)
-		if ok && seen[g.Name] {
+		var g hooks.Group
+		var ok bool
+		switch inner.kind {
+		case "group":
+			g, ok = f.group(inner, facts)
+		case "task":
+			g, ok = f.groupOfTask(inner)
+		}
+		if !ok {
+			continue
+		}
+		if seen[g.Name] {
 			f.errorf(inner.head, "give each group a name of its own", "the job has two groups named %q", g.Name)
 		}
-		if ok {
-			seen[g.Name] = true
-			job.Groups = append(job.Groups, g)
-		}
+		seen[g.Name] = true
+		job.Groups = append(job.Groups, g)
 	}
 	if len(at.all("group"))+len(at.all("task")) == 0 {
 		f.errorf(b.head, `add group "name" { task "name" { ... } }`, "the job has no group")
@@ -130,19 +126,8 @@ func (f *file) jobBlock(b block, id string) *hooks.Job {
 	return job
 }
 
-// member reads a block of a job as a group.
-func (f *file) member(b block, facts jobFacts) (hooks.Group, bool) {
-	switch b.kind {
-	case "group":
-		return f.group(b, facts)
-	case "task":
-		return f.wrapped(b, facts)
-	}
-	return hooks.Group{}, false
-}
-
-// wrapped returns the group of a task directly in a job.
-func (f *file) wrapped(b block, facts jobFacts) (hooks.Group, bool) {
+// groupOfTask returns the group of a task directly in a job.
+func (f *file) groupOfTask(b block) (hooks.Group, bool) {
 	task, _, ok := f.task(b, newRequests())
 	return hooks.Group{Name: string(task.Name), Count: 1, Tasks: []hooks.Task{task}}, ok
 }

@@ -44,7 +44,7 @@ func (f *file) mounts(rest map[string]any, task *fields, asked *requests) []hook
 	var places []place
 	for _, b := range task.all("volume_mount") {
 		at := f.open(b, mountStanza)
-		name, ok := at.text("volume")
+		name, ok := at.primitive("volume")
 		if !ok {
 			continue
 		}

@@ -11,18 +11,6 @@ import (
 // maxMap bounds a map or a list of mount flags in a CSI call, in bytes (CSI "Size Limits").
 const maxMap = 4096
 
-// options is a mount_options block, of a job or of a volume file.
-type options struct {
-	fsType string
-	flags  registry.Flags
-	group  string
-	owned  registry.Ownership
-}
-
-func (o options) overlay(u *registry.Usage) {
-	u.FSType, u.MountFlags, u.MountGroup, u.Ownership = o.fsType, o.flags, o.group, o.owned
-}
-
 var optionsStanza = &stanza{
 	name: "mount_options",
 	doc:  "How a file system is mounted. The options of a job take precedence over those of the volume.",
@@ -43,29 +31,29 @@ var optionsStanza = &stanza{
 	},
 }
 
-func (d *decoder) mountOptions(b block) options {
+// mountOptions reads a mount_options block, of a job or of a volume file, into u.
+func (d *decoder) mountOptions(b block, u *registry.Usage) {
 	at := d.open(b, optionsStanza)
-	fs, _ := at.text("fs_type")
-	if len(fs) > 128 || strings.ContainsFunc(fs, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
-		d.errorf(at.at("fs_type"), `use the name of a file system, as in "ext4"`, "fs_type %q is not a name", fs)
+	u.FSType = at.text("fs_type")
+	if len(u.FSType) > 128 || strings.ContainsFunc(u.FSType, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
+		d.errorf(at.at("fs_type"), `use the name of a file system, as in "ext4"`, "fs_type %q is not a name", u.FSType)
 	}
-	o := options{fsType: fs, flags: at.flags("mount_flags")}
-	if len(o.flags) > maxMap {
-		d.errorf(at.at("mount_flags"), "use fewer", "mount_flags has %d bytes; CSI allows %d", len(o.flags), maxMap)
+	if u.MountFlags = at.flags("mount_flags"); len(u.MountFlags) > maxMap {
+		d.errorf(at.at("mount_flags"), "use fewer", "mount_flags has %d bytes; CSI allows %d", len(u.MountFlags),
+			maxMap)
 	}
-	o.group, _ = at.text("mount_group")
-	if wrong := wrongGroup(o.group); wrong != "" {
+	u.MountGroup = at.text("mount_group")
+	if wrong := wrongGroup(u.MountGroup); wrong != "" {
 		d.errorf(at.at("mount_group"), `use a number, as in "1000", or a name that the plugin's machine knows`,
 			"mount_group %s", wrong)
 	}
-	o.owned = d.ownership(at, o.group)
-	return o
+	u.Ownership = d.ownership(at, u.MountGroup)
 }
 
 // ownership reads owner, group and mode.
 func (d *decoder) ownership(at *fields, mountGroup string) (o registry.Ownership) {
 	o.Owner, o.Group = at.number("owner"), at.number("group")
-	if o.Mode, _ = at.text("mode"); o.Mode != "" && !octalMode.MatchString(o.Mode) {
+	if o.Mode = at.text("mode"); o.Mode != "" && !octalMode.MatchString(o.Mode) {
 		d.errorf(at.at("mode"), `write it in octal, as in "0770"`, "mode %q is not a file mode", o.Mode)
 	}
 	if o.Group != "" && mountGroup != "" {
@@ -82,7 +70,7 @@ var octalMode = regexp.MustCompile(`^0?[0-7]{3,4}$`)
 
 // number reads the number of a user or group.
 func (f *fields) number(name string) string {
-	s, _ := f.text(name)
+	s := f.text(name)
 	if wrong := wrongGroup(s); wrong != "" || groupName.MatchString(s) {
 		f.errorf(f.at(name), `write the number, as in "1000": the names of a task are not known here`,
 			"%s %q is not a number", name, s)

@@ -104,7 +104,7 @@ func (f *file) request(asked *requests, b block, facts groupFacts) bool {
 	}
 	v.Usage.ReadOnly = at.isTrue("read_only")
 	if options, ok := at.one("mount_options"); ok {
-		f.mountOptions(options).overlay(&v.Usage)
+		f.mountOptions(options, &v.Usage)
 		if v.Usage.Attachment == registry.BlockDevice {
 			f.errorf(options.head, "remove it", "a block device has no mount options")
 		}

@@ -63,18 +63,18 @@ func (s *stanza) names() (attrs, blocks []string) {
 // carries reports whether the stanza passes on attributes and blocks that are not about CSI.
 func (s *stanza) carries() bool { return s.carriedAttrs != nil }
 
-// declared returns the declaration of the field. It panics if the field is not declared as one of the kinds, as the
-// parser would read it differently from what docs/stanzas.md says.
-func (f *fields) declared(name string, kinds ...kind) field {
+// declared returns the declaration of the field. It panics if the field is not declared as that kind, as the parser
+// would read it differently from what docs/stanzas.md says.
+func (f *fields) declared(name string, kind kind) field {
 	at := slices.IndexFunc(f.stanza.fields, func(d field) bool { return d.name == name })
-	if at < 0 || !slices.Contains(kinds, f.stanza.fields[at].kind) {
-		panic(fmt.Sprintf("%s.%s is not declared as %v", f.stanza.name, name, kinds))
+	if at < 0 || f.stanza.fields[at].kind != kind {
+		panic(fmt.Sprintf("%s.%s is not declared as %v", f.stanza.name, name, kind))
 	}
 	return f.stanza.fields[at]
 }
 
-// or returns the fallback of the field, or the zero value.
-func or[T any](d field) T {
+// fallbackOf returns the fallback of the field, or the zero value.
+func fallbackOf[T any](d field) T {
 	v, _ := d.fallback.(T)
 	return v
 }

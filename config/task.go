@@ -20,8 +20,7 @@ func (f *file) task(b block, asked *requests) (hooks.Task, []hooks.VolumeMount, 
 		return hooks.Task{}, nil, false
 	}
 	at := f.open(b, taskStanza)
-	driver, _ := at.text("driver")
-	task := hooks.Task{Name: registry.TaskName(name), Driver: driver, Env: at.stringMap("env")}
+	task := hooks.Task{Name: registry.TaskName(name), Driver: at.text("driver"), Env: at.stringMap("env")}
 	task.Places = map[string]registry.Position{"": position(b.head.Start)}
 	for i, t := range at.all("template") {
 		task.Places[fmt.Sprintf("template.%d", i)] = position(t.head.Start)
@@ -56,7 +55,7 @@ func (f *fields) path(name string) (string, bool) {
 	if s, ok := f.pathText(name); ok && f.checkPath(name, s) {
 		return s, true
 	}
-	return or[string](f.declared(name, isText)), false
+	return fallbackOf[string](f.declared(name, isText)), false
 }
 
 // destination reads a mount destination, under the same rules as path.

@@ -34,13 +34,13 @@ func (d *decoder) file(root *hclsyntax.Body) *file {
 
 // variable is a declared variable.
 type variable struct {
-	name   string
-	at     hcl.Range
-	ctx    *typeexpr.Defaults
-	typ    cty.Type
-	value  cty.Value // NilVal if unset
-	bad    bool      // an error is already reported
-	checks []*hclsyntax.Block
+	name     string
+	at       hcl.Range
+	typ      cty.Type
+	defaults *typeexpr.Defaults // of optional attributes of an object; nil: none
+	value    cty.Value          // NilVal if unset
+	bad      bool               // an error is already reported
+	checks   []*hclsyntax.Block
 }
 
 // declared returns the variables that a file declares, by name.
@@ -99,7 +99,7 @@ func (d *decoder) variableBlock(b *hclsyntax.Block) *variable {
 	if attr := b.Body.Attributes["type"]; attr != nil {
 		typ, defaults, found := typeexpr.TypeConstraintWithDefaults(attr.Expr)
 		d.hcl(found)
-		v.typ, v.ctx, v.bad = typ, defaults, found.HasErrors()
+		v.typ, v.defaults, v.bad = typ, defaults, found.HasErrors()
 	}
 	if attr := b.Body.Attributes["default"]; attr != nil && !v.bad {
 		value, ok := d.value(attr.Expr, d.scope)
@@ -123,8 +123,8 @@ func (d *decoder) variablesBlock(b *hclsyntax.Block) []*variable {
 
 // set converts the value to the variable's type and assigns it.
 func (d *decoder) set(v *variable, value cty.Value, at hcl.Range) bool {
-	if v.ctx != nil && !value.IsNull() {
-		value = v.ctx.Apply(value)
+	if v.defaults != nil && !value.IsNull() {
+		value = v.defaults.Apply(value)
 	}
 	converted, err := convert.Convert(value, v.typ)
 	if err == nil {
@@ -215,9 +215,9 @@ func (d *decoder) variables(declared map[string]*variable) cty.Value {
 // validate runs a validation block of a variable.
 func (d *decoder) validate(v *variable, b *hclsyntax.Block, ctx *hcl.EvalContext) {
 	f := d.open(block{kind: "validation", body: b.Body, ctx: ctx, head: b.DefRange()}, validationStanza)
-	message, _ := f.text("error_message")
+	message := strings.TrimSpace(f.text("error_message"))
 	if !f.isTrue("condition") {
-		d.errorf(v.at, strings.TrimSpace(message), "the value of variable %q is not allowed", v.name)
+		d.errorf(v.at, message, "the value of variable %q is not allowed", v.name)
 	}
 }
 

@@ -81,7 +81,10 @@ var (
 func (f *file) volume() *registry.VolumeSpec {
 	f.kind = "a volume file"
 	at := f.open(f.block, specStanza)
-	f.checkType(at)
+	if kind := at.text("type"); kind != "csi" {
+		f.errorf(at.at("type"), `use type = "csi"; host volumes are the orchestrator's own`,
+			"a volume of type %q is not a CSI volume", kind)
+	}
 	spec := &registry.VolumeSpec{
 		Namespace: parsed(at, "namespace", registry.ParseNamespace),
 		ID:        parsed(at, "id", registry.ParseVolumeID),
@@ -126,19 +129,13 @@ func parseCloneID(s string) (registry.VolumeID, error) {
 // volumeOptions reads the default mount options, which a job may override. They apply to file systems only. Nomad's
 // volume files set them for block devices too, so that is a warning and not an error.
 func (f *file) volumeOptions(b block, spec *registry.VolumeSpec) {
-	o := f.mountOptions(b)
-	spec.FSType, spec.MountFlags, spec.MountGroup, spec.Ownership = o.fsType, o.flags, o.group, o.owned
+	var u registry.Usage
+	f.mountOptions(b, &u)
+	spec.FSType, spec.MountFlags, spec.MountGroup, spec.Ownership = u.FSType, u.MountFlags, u.MountGroup, u.Ownership
 	mounted := func(c registry.VolumeCapability) bool { return c.Attachment != registry.BlockDevice }
 	if len(spec.Capabilities) > 0 && !slices.ContainsFunc(spec.Capabilities, mounted) {
 		f.warnf(b.head, "remove it, or add a capability with file-system",
 			"mount_options has no effect: the volume is never anything but a block device")
-	}
-}
-
-func (f *file) checkType(at *fields) {
-	if kind, ok := at.text("type"); ok && kind != "csi" {
-		f.errorf(at.at("type"), `use type = "csi"; host volumes are the orchestrator's own`,
-			"a volume of type %q is not a CSI volume", kind)
 	}
 }
 
@@ -183,21 +180,17 @@ func (f *file) capabilities(at *fields) []registry.VolumeCapability {
 	}
 	var list []registry.VolumeCapability
 	for _, b := range blocks {
-		c := f.capability(b)
+		modes := f.open(b, capabilityStanza)
+		c := registry.VolumeCapability{
+			Access:     oneOf[registry.AccessMode](modes, "access_mode"),
+			Attachment: oneOf[registry.AttachmentMode](modes, "attachment_mode"),
+		}
 		if slices.Contains(list, c) {
 			f.errorf(b.head, "remove one of the two", "this capability is given twice")
 		}
 		list = append(list, c)
 	}
 	return list
-}
-
-func (f *file) capability(b block) registry.VolumeCapability {
-	at := f.open(b, capabilityStanza)
-	return registry.VolumeCapability{
-		Access:     oneOf[registry.AccessMode](at, "access_mode"),
-		Attachment: oneOf[registry.AttachmentMode](at, "attachment_mode"),
-	}
 }
 
 // topologies reads topology_request.
