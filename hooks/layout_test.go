@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"flag"
+	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -35,11 +38,53 @@ func golden(t *testing.T, file string, got []byte) {
 
 // The drawing holds every name and hash: a change of one would lose the mounts of an older shim.
 func TestLayoutIsDocumented(t *testing.T) {
-	var b bytes.Buffer
-	if err := example.Draw(&b); err != nil {
-		t.Fatal(err)
+	golden(t, "../docs/layout.txt", []byte(drawing(example)))
+}
+
+// drawing draws the tree on disk, with one example of each path that ids are hashed into.
+func drawing(l Layout) string {
+	task := registry.TaskKey{Alloc: "alloc-1", Task: "plugin"}
+	volume := registry.VolumeKey{Plugin: "loopfs", External: "vol-1"}
+	claim := registry.ClaimKey{Volume: volume, Alloc: "alloc-1", Request: "data"}
+	root := registry.Tree{Host: l.PluginRoot(volume.Plugin)}
+	part := l.Part(claim, "a/b")
+	notes := map[string]string{
+		l.State:                          "state directory, 0700",
+		l.HostLock():                     "locked by the host: one host per state directory",
+		l.Database():                     "everything durable; locked by the shim that serves",
+		l.Binaries():                     "shim binaries by their SHA-256",
+		l.Suspensions():                  "calls that are not made again, as a plugin died during them",
+		l.MountRoot():                    "a shared mount: what plugins mount below appears on the host",
+		root.Host:                        "plugin \"loopfs\"; in its tasks: stage_publish_base_dir",
+		l.Run:                            "run directory, 0700: gone after a boot",
+		l.SocketDir(task):                "task \"plugin\" of alloc \"alloc-1\"; in the task: mount_dir",
+		l.Socket(task):                   "the plugin listens here",
+		l.Staging(volume, root).Host:     "volume \"vol-1\", staged once; made by the shim",
+		l.TargetParent(claim, root).Host: "volume \"vol-1\" for alloc \"alloc-1\" as \"data\"; made by the shim",
+		l.Target(claim, root).Host:       "the published volume; made and removed by the plugin",
+		filepath.Dir(part):               "sub_path \"a/b\" of that; made by the shim",
+		part:                             "a mount of that directory or file; made and removed by the shim",
 	}
-	golden(t, "../docs/layout.txt", b.Bytes())
+	return drawTree(l.State, notes) + drawTree(l.Run, notes)
+}
+
+// drawTree draws top and all paths below it, parents first, indented by depth.
+func drawTree(top string, notes map[string]string) (text string) {
+	paths := map[string]bool{top: true}
+	for path := range notes {
+		for ; inside(path, top); path = path[:strings.LastIndexByte(path, '/')] {
+			paths[path] = true
+		}
+	}
+	for _, path := range slices.Sorted(maps.Keys(paths)) {
+		name, indent := path, ""
+		if path != top {
+			name = path[strings.LastIndexByte(path, '/')+1:]
+			indent = strings.Repeat("  ", strings.Count(path[len(top):], "/"))
+		}
+		text += strings.TrimRight(fmt.Sprintf("%-42s %s", indent+name, notes[path]), " ") + "\n"
+	}
+	return text
 }
 
 func TestDefaultRun(t *testing.T) {

@@ -1,6 +1,7 @@
 package hooks
 
 import (
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -31,7 +32,7 @@ type DeviceNumber struct {
 // isolated finds the volume at the path of the host. There, a read-only mount of a writable volume is not enforced.
 func Mounts(s GroupSpec, at map[registry.RequestName]Published, isolated map[string]bool) (map[string]Plan, error) {
 	plans := make(map[string]Plan, len(s.Mounts))
-	for _, task := range sorted(s.Mounts) {
+	for _, task := range slices.Sorted(maps.Keys(s.Mounts)) { // so that the same error is returned each time
 		plan, err := taskMounts(task, s, at, isolated[task])
 		if err != nil {
 			return nil, err

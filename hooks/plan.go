@@ -3,6 +3,7 @@ package hooks
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"holdfast/registry"
 )
@@ -32,8 +33,7 @@ const (
 	Bidirectional Propagation = "bidirectional" // rshared: what the task mounts below appears on the host
 )
 
-// Plan lists the changes that a host applies before it starts a task. Equal compares plans.
-// A host applies the lists in the order of the fields.
+// Plan lists the changes that a host applies before it starts a task, in the order of the fields.
 type Plan struct {
 	Dirs    []Dir        `json:"dirs,omitempty"`
 	Binds   []Bind       `json:"binds,omitempty"`
@@ -124,7 +124,7 @@ func (p Plan) Environ(env []string) []string {
 	out := slices.Clone(env)
 	for _, e := range p.Env {
 		prefix := e.Name + "="
-		at := slices.IndexFunc(out, func(s string) bool { return len(s) >= len(prefix) && s[:len(prefix)] == prefix })
+		at := slices.IndexFunc(out, func(s string) bool { return strings.HasPrefix(s, prefix) })
 		switch {
 		case at < 0:
 			out = append(out, prefix+e.Value)
