@@ -24,10 +24,8 @@ func EndpointUseProto(u registry.EndpointUse) *pb.EndpointUse {
 
 func EndpointUse(m *pb.EndpointUse) registry.EndpointUse {
 	return registry.EndpointUse{
-		Volume: registry.VolumeKey{Plugin: registry.PluginID(m.GetPlugin()),
-			External: registry.ExternalID(m.GetExternalId())},
-		Call: registry.RPC(m.GetCall()), Target: m.GetTarget(), Node: registry.NodeName(m.GetNode()),
-		Since: timeOf(m.GetSince()), CreateIndex: registry.Seq(m.GetCreateIndex()),
-		ModifyIndex: registry.Seq(m.GetModifyIndex()),
+		Volume: volumeKey(m), Call: registry.RPC(m.GetCall()), Target: m.GetTarget(),
+		Node: registry.NodeName(m.GetNode()), Since: timeOf(m.GetSince()),
+		CreateIndex: registry.Seq(m.GetCreateIndex()), ModifyIndex: registry.Seq(m.GetModifyIndex()),
 	}
 }

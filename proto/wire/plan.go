@@ -70,11 +70,7 @@ func Plan(m *pb.Plan) (hooks.Plan, error) {
 
 // PlansProto and Plans convert plans by task.
 func PlansProto(plans map[string]hooks.Plan) map[string]*pb.Plan {
-	out := map[string]*pb.Plan{}
-	for task, p := range plans {
-		out[task] = PlanProto(p)
-	}
-	return out
+	return mapped(plans, PlanProto)
 }
 
 func Plans(ms map[string]*pb.Plan) (map[string]hooks.Plan, error) {

@@ -17,7 +17,7 @@ func SnapshotSpecProto(s registry.SnapshotSpec) *pb.SnapshotSpec {
 	return &pb.SnapshotSpec{
 		Name: SnapshotNameProto(s.SnapshotName()), CsiName: s.Name, VolumeId: string(s.Volume),
 		Parameters: s.Parameters,
-		Secrets:    secretsProto(s.Secrets), VolumeIds: strs(s.Volumes),
+		Secrets:    mapped(s.Secrets, secretProto), VolumeIds: strs(s.Volumes),
 	}
 }
 
@@ -25,7 +25,7 @@ func SnapshotSpec(m *pb.SnapshotSpec) registry.SnapshotSpec {
 	n := SnapshotName(m.GetName())
 	return registry.SnapshotSpec{
 		Namespace: n.Namespace, ID: n.ID, Name: m.GetCsiName(), Volume: registry.VolumeID(m.GetVolumeId()),
-		Parameters: m.GetParameters(), Secrets: secrets(m.GetSecrets()),
+		Parameters: m.GetParameters(), Secrets: mapped(m.GetSecrets(), secret),
 		Volumes: words[registry.VolumeID](m.GetVolumeIds()),
 	}
 }
@@ -61,25 +61,11 @@ func Snapshot(m *pb.VolumeSnapshot) registry.VolumeSnapshot {
 	}
 }
 
-func secretsProto(list map[string]registry.Secret) map[string]*pb.Secret {
-	if len(list) == 0 {
-		return nil
-	}
-	out := map[string]*pb.Secret{}
-	for name, s := range list {
-		out[name] = &pb.Secret{Env: s.Env, File: s.File, Callback: s.Callback, Literal: s.Literal.Reveal()}
-	}
-	return out
+func secretProto(s registry.Secret) *pb.Secret {
+	return &pb.Secret{Env: s.Env, File: s.File, Callback: s.Callback, Literal: s.Literal.Reveal()}
 }
 
-func secrets(list map[string]*pb.Secret) map[string]registry.Secret {
-	if len(list) == 0 {
-		return nil
-	}
-	out := map[string]registry.Secret{}
-	for name, s := range list {
-		out[name] = registry.Secret{Env: s.GetEnv(), File: s.GetFile(), Callback: s.GetCallback(),
-			Literal: registry.SecretValue(s.GetLiteral())}
-	}
-	return out
+func secret(m *pb.Secret) registry.Secret {
+	return registry.Secret{Env: m.GetEnv(), File: m.GetFile(), Callback: m.GetCallback(),
+		Literal: registry.SecretValue(m.GetLiteral())}
 }

@@ -6,7 +6,7 @@ import (
 )
 
 func VolumeSpecProto(s registry.VolumeSpec) *pb.VolumeSpec {
-	out := &pb.VolumeSpec{
+	return &pb.VolumeSpec{
 		Namespace: string(s.Namespace), Id: string(s.ID), Name: s.Name, PluginId: string(s.Plugin),
 		ExternalId: string(s.External), CapacityMin: s.CapacityMin, CapacityMax: s.CapacityMax, FsType: s.FSType,
 		MountFlags: s.MountFlags.List(), Parameters: s.Parameters, Context: s.Context,
@@ -14,16 +14,15 @@ func VolumeSpecProto(s registry.VolumeSpec) *pb.VolumeSpec {
 		Node:    string(s.Node),
 		CloneId: string(s.CloneID), CloneExternalId: string(s.CloneExternal), SnapshotId: string(s.SnapshotID),
 		MountGroup: s.MountGroup, MutableParameters: s.Mutable, Ownership: ownershipProto(s.Ownership),
+		Secrets: mapped(s.Secrets, secretProto),
+		Capabilities: each(s.Capabilities, func(c registry.VolumeCapability) *pb.VolumeCapability {
+			return &pb.VolumeCapability{AccessMode: string(c.Access), AttachmentMode: string(c.Attachment)}
+		}),
 	}
-	out.Capabilities = each(s.Capabilities, func(c registry.VolumeCapability) *pb.VolumeCapability {
-		return &pb.VolumeCapability{AccessMode: string(c.Access), AttachmentMode: string(c.Attachment)}
-	})
-	out.Secrets = secretsProto(s.Secrets)
-	return out
 }
 
 func VolumeSpec(m *pb.VolumeSpec) registry.VolumeSpec {
-	out := registry.VolumeSpec{
+	return registry.VolumeSpec{
 		Namespace: registry.Namespace(m.GetNamespace()), ID: registry.VolumeID(m.GetId()), Name: m.GetName(),
 		Plugin: registry.PluginID(m.GetPluginId()), External: registry.ExternalID(m.GetExternalId()),
 		CapacityMin: m.GetCapacityMin(), CapacityMax: m.GetCapacityMax(), FSType: m.GetFsType(),
@@ -33,13 +32,12 @@ func VolumeSpec(m *pb.VolumeSpec) registry.VolumeSpec {
 		CloneID: registry.VolumeID(m.GetCloneId()), CloneExternal: registry.ExternalID(m.GetCloneExternalId()),
 		SnapshotID: registry.ExternalID(m.GetSnapshotId()), MountGroup: m.GetMountGroup(),
 		Mutable: m.GetMutableParameters(), Ownership: ownership(m.GetOwnership()),
+		Secrets: mapped(m.GetSecrets(), secret),
+		Capabilities: each(m.GetCapabilities(), func(c *pb.VolumeCapability) registry.VolumeCapability {
+			return registry.VolumeCapability{Access: registry.AccessMode(c.GetAccessMode()),
+				Attachment: registry.AttachmentMode(c.GetAttachmentMode())}
+		}),
 	}
-	out.Capabilities = each(m.GetCapabilities(), func(c *pb.VolumeCapability) registry.VolumeCapability {
-		return registry.VolumeCapability{Access: registry.AccessMode(c.GetAccessMode()),
-			Attachment: registry.AttachmentMode(c.GetAttachmentMode())}
-	})
-	out.Secrets = secrets(m.GetSecrets())
-	return out
 }
 
 func VolumeProto(v registry.VolumeStatus) *pb.Volume {
@@ -224,13 +222,10 @@ func ClaimProto(c registry.Claim) *pb.Claim {
 
 func Claim(m *pb.Claim) registry.Claim {
 	return registry.Claim{
-		Volume: registry.VolumeKey{Plugin: registry.PluginID(m.GetPlugin()),
-			External: registry.ExternalID(m.GetExternalId())},
-		Name: VolumeName(m.GetVolume()), Alloc: registry.AllocID(m.GetAlloc()),
-		Request: registry.RequestName(m.GetRequest()),
-		Node:    registry.NodeName(m.GetNode()), Usage: usage(m.GetUsage()),
-		CreateIndex: registry.Seq(m.GetCreateIndex()),
-		ModifyIndex: registry.Seq(m.GetModifyIndex()), Since: timeOf(m.GetSince()),
+		Volume: volumeKey(m), Name: VolumeName(m.GetVolume()), Alloc: registry.AllocID(m.GetAlloc()),
+		Request: registry.RequestName(m.GetRequest()), Node: registry.NodeName(m.GetNode()),
+		Usage: usage(m.GetUsage()), Since: timeOf(m.GetSince()),
+		CreateIndex: registry.Seq(m.GetCreateIndex()), ModifyIndex: registry.Seq(m.GetModifyIndex()),
 	}
 }
 
@@ -265,9 +260,8 @@ func Alloc(m *pb.Alloc) registry.AllocStatus {
 		Volumes: each(m.GetVolumes(), func(u *pb.Use) registry.AllocVolume {
 			return registry.AllocVolume{
 				Request: registry.RequestName(u.GetRequest()), Name: VolumeName(u.GetVolume()),
-				Volume: registry.VolumeKey{Plugin: registry.PluginID(u.GetPlugin()),
-					External: registry.ExternalID(u.GetExternalId())},
-				Usage: usage(u.GetUsage()), Attach: registry.Mark(u.GetAttach()), Stage: registry.Mark(u.GetStage()),
+				Volume: volumeKey(u),
+				Usage:  usage(u.GetUsage()), Attach: registry.Mark(u.GetAttach()), Stage: registry.Mark(u.GetStage()),
 				Publish: registry.Mark(u.GetPublish()), Target: tree(u.GetTarget()), Intent: intent(u.GetIntent()),
 				Wait: maybeWait(u.GetWait()), Trouble: u.GetTrouble(), Troubled: timeOf(u.GetTroubled()),
 				Expansion: expansion(u.GetExpansion()), Health: health(u.GetHealth()),

@@ -73,11 +73,8 @@ func findingProto(f registry.Finding) *pb.Finding {
 func finding(m *pb.Finding) registry.Finding {
 	return registry.Finding{
 		Kind: registry.FindingKind(m.GetKind()), Action: registry.FindingAction(m.GetAction()),
-		Name: VolumeName(m.GetVolume()),
-		Volume: registry.VolumeKey{Plugin: registry.PluginID(m.GetPlugin()),
-			External: registry.ExternalID(m.GetExternalId())},
-		Alloc: registry.AllocID(m.GetAlloc()), Request: registry.RequestName(m.GetRequest()), Path: m.GetPath(),
-		Detail: m.GetDetail(),
+		Name: VolumeName(m.GetVolume()), Volume: volumeKey(m), Alloc: registry.AllocID(m.GetAlloc()),
+		Request: registry.RequestName(m.GetRequest()), Path: m.GetPath(), Detail: m.GetDetail(),
 		Advice: m.GetAdvice(), Result: m.GetResult(),
 	}
 }

@@ -86,7 +86,9 @@ func TestEveryFieldCrosses(t *testing.T) {
 	crosses(t, DiagnosisProto, sure(Diagnosis), nil)
 	crosses(t, SnapshotSpecProto, sure(SnapshotSpec), nil)
 	crosses(t, FieldChangeProto, sure(FieldChange), nil)
-	crosses(t, PluginVolumeProto, sure(PluginVolume), func(v *registry.PluginVolume) { v.Condition.Since = time.Time{} })
+	crosses(t, PluginVolumeProto, sure(PluginVolume), func(v *registry.PluginVolume) {
+		v.Condition.Since = time.Time{}
+	})
 	crosses(t, EndpointUseProto, sure(EndpointUse), func(u *registry.EndpointUse) { u.Server = registry.TaskKey{} })
 	ds := registrytest.FilledWhole[registry.Diagnostics](t)
 	same(t, Diagnostics(DiagnosticsProto(ds)), ds)

@@ -76,6 +76,16 @@ func VolumeName(m *pb.VolumeName) registry.VolumeName {
 	return registry.VolumeName{Namespace: registry.Namespace(m.GetNamespace()), ID: registry.VolumeID(m.GetId())}
 }
 
+// volumeKey reads the key of a volume from two fields of a message.
+func volumeKey(m interface {
+	GetPlugin() string
+	GetExternalId() string
+}) registry.VolumeKey {
+	return registry.VolumeKey{
+		Plugin: registry.PluginID(m.GetPlugin()), External: registry.ExternalID(m.GetExternalId()),
+	}
+}
+
 func treeProto(t registry.Tree) *pb.Tree {
 	if t == (registry.Tree{}) {
 		return nil
