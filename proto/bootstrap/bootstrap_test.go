@@ -146,10 +146,10 @@ func TestLoggerNeverWaits(t *testing.T) {
 		t.Fatal("the lines were not written")
 	}
 	written := strings.Count(g.text(), `"@message":"line"`)
-	if written < queued || uint64(written)+log.Dropped() != lines {
-		t.Errorf("%d written, %d dropped of %d", written, log.Dropped(), lines)
+	if written < queued || uint64(written)+log.out.dropped.Load() != lines {
+		t.Errorf("%d written, %d dropped of %d", written, log.out.dropped.Load(), lines)
 	}
-	if !strings.Contains(g.text(), fmt.Sprintf(`"lines":%d`, log.Dropped())) {
+	if !strings.Contains(g.text(), fmt.Sprintf(`"lines":%d`, log.out.dropped.Load())) {
 		t.Error("the log does not say how many lines were dropped")
 	}
 }

@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -26,16 +27,14 @@ func NewLogger(level hclog.Level) *Logger {
 }
 
 func newLogger(w io.Writer, level hclog.Level) *Logger {
-	out := newQueue(w, queued)
+	out := &queue{items: make(chan item, queued)}
+	go out.run(w)
 	log := hclog.New(&hclog.LoggerOptions{Level: level, Output: out, JSONFormat: true})
 	return &Logger{Logger: log, out: out}
 }
 
 // Flush waits up to limit until all earlier lines are written. It reports whether they were.
 func (l *Logger) Flush(limit time.Duration) bool { return l.out.flush(limit) }
-
-// Dropped returns the number of dropped lines.
-func (l *Logger) Dropped() uint64 { return l.out.dropped.Load() }
 
 // queue is an io.Writer that never blocks on the underlying writer.
 type queue struct {
@@ -49,22 +48,16 @@ type item struct {
 	written chan struct{}
 }
 
-// newQueue starts the goroutine that writes to w. The goroutine runs until the process ends.
-func newQueue(w io.Writer, size int) *queue {
-	q := &queue{items: make(chan item, size)}
-	go q.run(w)
-	return q
-}
-
 func (q *queue) Write(line []byte) (int, error) {
 	select {
-	case q.items <- item{line: append([]byte(nil), line...)}:
+	case q.items <- item{line: bytes.Clone(line)}:
 	default:
 		q.dropped.Add(1)
 	}
 	return len(line), nil
 }
 
+// run writes the lines to w until the process ends.
 func (q *queue) run(w io.Writer) {
 	var reported uint64
 	for it := range q.items {

@@ -15,7 +15,6 @@ import (
 	"syscall"
 	"time"
 
-	hclog "github.com/hashicorp/go-hclog"
 	plugin "github.com/hashicorp/go-plugin"
 	"google.golang.org/grpc"
 )
@@ -26,10 +25,9 @@ var ErrHostGone = errors.New("the host of this shim is gone")
 // grace is how long Run may take after its context has ended. It leaves time to exit within a second.
 const grace = 800 * time.Millisecond
 
-// ServeOptions configures a shim process. The zero value is valid.
+// ServeOptions configures a shim process.
 type ServeOptions struct {
-	// Logger is the shim's logger; nil creates one at level info.
-	Logger *Logger
+	Logger *Logger // required
 	// Run does the shim's work beside its services. Its return ends the shim, with or without an error. It must return
 	// when its context ends: after 800 ms the process exits.
 	Run func(context.Context) error
@@ -40,9 +38,6 @@ type ServeOptions struct {
 }
 
 func (o *ServeOptions) defaults() {
-	if o.Logger == nil {
-		o.Logger = NewLogger(hclog.Info)
-	}
 	if len(o.Versions) == 0 {
 		o.Versions = versions
 	}
@@ -130,7 +125,7 @@ func (s *shim) serve(ctx context.Context) error {
 		s.cancel(runErr)
 	})
 	context.AfterFunc(ctx, func() {
-		time.AfterFunc(grace, func() { s.exit() })
+		time.AfterFunc(grace, s.exit)
 		wg.Wait()
 		s.stop()
 	})
