@@ -76,7 +76,7 @@ func (d *decoder) expand(s *hclsyntax.Block, ctx *hcl.EvalContext) []block {
 	var out []block
 	for it := all.ElementIterator(); it.Next(); {
 		if d.budget.spend(blockWork) != nil {
-			d.tooMuch(each.Expr.Range(), errWork)
+			d.overBudget(each.Expr.Range(), errWork)
 			break
 		}
 		key, value := it.Element()

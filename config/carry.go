@@ -14,7 +14,7 @@ func (d *decoder) carry(b block, ours ...string) map[string]any {
 			continue
 		}
 		if v, ok := d.value(attr.Expr, b.ctx); ok {
-			out[name] = plain(v)
+			out[name] = jsonValue(v)
 		}
 	}
 	for _, inner := range d.inner(b) {
@@ -50,14 +50,14 @@ func asBlock(out map[string]any, name string) {
 	}
 }
 
-// raw returns the object as JSON, or nil if it is empty.
-func raw(object map[string]any) json.RawMessage {
+// rawJSON returns the object as JSON, or nil if it is empty.
+func rawJSON(object map[string]any) json.RawMessage {
 	if len(object) == 0 {
 		return nil
 	}
 	text, err := json.Marshal(object)
 	if err != nil {
-		panic(err) // plain values cannot fail
+		panic(err) // values of jsonValue cannot fail
 	}
 	return text
 }

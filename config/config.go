@@ -58,7 +58,7 @@ func parseFile[T any](src Source, opts Options, maps mapNames, read func(*file) 
 	if root := d.parse(src, maps); root != nil {
 		result = read(d.file(root))
 	}
-	ds := d.found()
+	ds := d.diagnostics()
 	if ds.Err() != nil {
 		return nil, ds
 	}

@@ -68,9 +68,9 @@ func position(p hcl.Pos) registry.Position {
 	return registry.Position{Line: max(p.Line, 1), Column: max(p.Column, 1), Byte: p.Byte}
 }
 
-// hcl reports the diagnostics of HCL. Within secrets it reports the position only, because HCL's messages may quote
-// the text.
-func (d *decoder) hcl(found hcl.Diagnostics) {
+// reportHCL reports the diagnostics of HCL. Within secrets it reports the position only, because HCL's messages may
+// quote the text.
+func (d *decoder) reportHCL(found hcl.Diagnostics) {
 	for _, h := range found {
 		at := hcl.Range{Filename: d.src.Name, Start: hcl.InitialPos, End: hcl.InitialPos}
 		severity := registry.SeverityError
@@ -80,7 +80,7 @@ func (d *decoder) hcl(found hcl.Diagnostics) {
 		if h.Severity == hcl.DiagWarning {
 			severity = registry.SeverityWarning
 		}
-		if d.secret(at) {
+		if d.inSecret(at) {
 			d.report(severity, at, "this cannot be read", secretForm)
 			continue
 		}
@@ -103,11 +103,11 @@ func (d *decoder) hcl(found hcl.Diagnostics) {
 func (d *decoder) snippet(at hcl.Range) string {
 	text, ok := d.texts[at.Filename]
 	start, end := at.Start.Byte, at.End.Byte
-	if !ok || start < 0 || end > len(text) || start >= end || d.secret(at) {
+	if !ok || start < 0 || end > len(text) || start >= end || d.inSecret(at) {
 		return ""
 	}
 	line, _, _ := bytes.Cut(text[start:end], []byte("\n"))
-	return strings.Map(visible, shortened(strings.TrimRight(string(line), "\r"), maxSnippet))
+	return strings.Map(printable, shortened(strings.TrimRight(string(line), "\r"), maxSnippet))
 }
 
 // shortened truncates s at a character boundary and appends three dots if s exceeds the limit.
@@ -118,15 +118,15 @@ func shortened(s string, limit int) string {
 	return strings.ToValidUTF8(s[:limit], "") + "..."
 }
 
-// visible replaces an unprintable character.
-func visible(r rune) rune {
+// printable replaces an unprintable character.
+func printable(r rune) rune {
 	if unicode.IsPrint(r) {
 		return r
 	}
 	return unicode.ReplacementChar
 }
 
-func (d *decoder) secret(at hcl.Range) bool {
+func (d *decoder) inSecret(at hcl.Range) bool {
 	if at.Filename != d.src.Name {
 		return false
 	}
@@ -134,11 +134,11 @@ func (d *decoder) secret(at hcl.Range) bool {
 	return slices.ContainsFunc(d.secrets, here.meets)
 }
 
-// found returns the diagnostics in source order: at most maxDiagnostics, then a note about the rest.
-func (d *decoder) found() registry.Diagnostics {
+// diagnostics returns the diagnostics in source order: at most maxDiagnostics, then a note about the rest.
+func (d *decoder) diagnostics() registry.Diagnostics {
 	ds := slices.Clone(d.diags)
 	slices.SortStableFunc(ds, func(a, b registry.Diagnostic) int {
-		return cmp.Or(cmp.Compare(d.order(a), d.order(b)), cmp.Compare(a.Start.Byte, b.Start.Byte))
+		return cmp.Or(cmp.Compare(d.fileOrder(a), d.fileOrder(b)), cmp.Compare(a.Start.Byte, b.Start.Byte))
 	})
 	if len(ds) <= maxDiagnostics {
 		return ds
@@ -148,8 +148,8 @@ func (d *decoder) found() registry.Diagnostics {
 	return append(ds[:maxDiagnostics:maxDiagnostics], rest)
 }
 
-// order sorts diagnostics of other files before those of the main file.
-func (d *decoder) order(diag registry.Diagnostic) int {
+// fileOrder sorts diagnostics of other files before those of the main file.
+func (d *decoder) fileOrder(diag registry.Diagnostic) int {
 	if diag.File == d.src.Name {
 		return 1
 	}

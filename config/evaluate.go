@@ -14,25 +14,25 @@ import (
 // value evaluates the expression and keeps its marks. It reports errors and returns false after one.
 func (d *decoder) value(expr hclsyntax.Expression, ctx *hcl.EvalContext) (cty.Value, bool) {
 	err := d.chargeReferences(expr, ctx)
-	if d.tooMuch(expr.Range(), err) {
+	if d.overBudget(expr.Range(), err) {
 		return cty.DynamicVal, false
 	}
 	v, found := expr.Value(constants(expr, ctx))
-	if d.tooMuch(expr.Range(), nil) {
+	if d.overBudget(expr.Range(), nil) {
 		return cty.DynamicVal, false
 	}
-	d.hcl(found)
+	d.reportHCL(found)
 	if found.HasErrors() {
 		return cty.DynamicVal, false
 	}
-	if _, err := sizeOf(v, maxWork); d.tooMuch(expr.Range(), err) {
+	if _, err := sizeOf(v, maxWork); d.overBudget(expr.Range(), err) {
 		return cty.DynamicVal, false
 	}
 	return v, true
 }
 
-// tooMuch reports the error. It reports an exhausted budget only once.
-func (d *decoder) tooMuch(at hcl.Range, err error) bool {
+// overBudget reports the error, if there is one. It reports an exhausted budget only once.
+func (d *decoder) overBudget(at hcl.Range, err error) bool {
 	switch {
 	case d.budget.left > 0 && err != nil:
 		d.errorf(at, "", "%v", err)
@@ -62,8 +62,8 @@ func atRunTime(v cty.Value) bool {
 	return found
 }
 
-// plain converts the value to its JSON form. Unknown values become null.
-func plain(v cty.Value) any {
+// jsonValue converts the value to its JSON form. Unknown values become null.
+func jsonValue(v cty.Value) any {
 	v, _ = v.Unmark()
 	switch ty := v.Type(); {
 	case v.IsNull() || !v.IsKnown():
@@ -78,13 +78,13 @@ func plain(v cty.Value) any {
 		object := map[string]any{}
 		for key, element := range v.Elements() {
 			key, _ = key.Unmark()
-			object[key.AsString()] = plain(element)
+			object[key.AsString()] = jsonValue(element)
 		}
 		return object
 	case v.CanIterateElements():
 		list := []any{}
 		for _, element := range v.Elements() {
-			list = append(list, plain(element))
+			list = append(list, jsonValue(element))
 		}
 		return list
 	}

@@ -57,13 +57,15 @@ var computers = map[string]function.Function{
 	"substr": stdlib.SubstrFunc, "timeadd": stdlib.TimeAddFunc, "title": stdlib.TitleFunc, "trim": stdlib.TrimFunc,
 	"trimprefix": stdlib.TrimPrefixFunc, "trimsuffix": stdlib.TrimSuffixFunc, "upper": stdlib.UpperFunc,
 	"length": lengthFunction, "tonumber": conversion(cty.Number), "tobool": conversion(cty.Bool),
-	"startswith": test(strings.HasPrefix), "endswith": test(strings.HasSuffix),
+	"startswith": stringTest(strings.HasPrefix), "endswith": stringTest(strings.HasSuffix),
 	"base64encode": encoding.Base64EncodeFunc, "base64decode": encoding.Base64DecodeFunc,
-	"urlencode": encoding.URLEncodeFunc, "basename": text(func(s string) (string, error) { return path.Base(s), nil }),
-	"dirname": text(func(s string) (string, error) { return path.Dir(s), nil }),
+	"urlencode": encoding.URLEncodeFunc,
+	"basename":  stringFunction(func(s string) (string, error) { return path.Base(s), nil }),
+	"dirname":   stringFunction(func(s string) (string, error) { return path.Dir(s), nil }),
 	// The home directory of the reader of the file is not known here.
-	"pathexpand": text(func(s string) (string, error) { return s, nil }),
-	"md5":        digest(md5.New), "sha1": digest(sha1.New), "sha256": digest(sha256.New), "sha512": digest(sha512.New),
+	"pathexpand": stringFunction(func(s string) (string, error) { return s, nil }),
+	"md5":        hexDigest(md5.New), "sha1": hexDigest(sha1.New), "sha256": hexDigest(sha256.New),
+	"sha512": hexDigest(sha512.New),
 	"uuidv5": uuid.V5Func, "cidrhost": cidr.HostFunc, "cidrnetmask": cidr.NetmaskFunc, "cidrsubnet": cidr.SubnetFunc,
 	"cidrsubnets": cidr.SubnetsFunc,
 }
@@ -91,8 +93,8 @@ func (d *decoder) functions() map[string]function.Function {
 		table[name] = d.bounded(name, f, true)
 	}
 	computing := maps.Clone(computers)
-	computing["file"] = text(d.readFile)
-	computing["filebase64"] = text(func(name string) (string, error) {
+	computing["file"] = stringFunction(d.readFile)
+	computing["filebase64"] = stringFunction(func(name string) (string, error) {
 		b, err := d.readBytes(name)
 		return base64.StdEncoding.EncodeToString(b), err
 	})
@@ -100,7 +102,7 @@ func (d *decoder) functions() map[string]function.Function {
 		table[name] = d.bounded(name, f, false)
 	}
 	for name, why := range absent {
-		table[name] = refused(why)
+		table[name] = failing(why)
 	}
 	return table
 }
@@ -221,8 +223,8 @@ func predictedWork(name string, args []cty.Value) int {
 	return 0
 }
 
-// text wraps f as an HCL function of one string.
-func text(f func(string) (string, error)) function.Function {
+// stringFunction wraps f as an HCL function of one string.
+func stringFunction(f func(string) (string, error)) function.Function {
 	return function.New(&function.Spec{
 		Params: []function.Parameter{{Name: "text", Type: cty.String}},
 		Type:   function.StaticReturnType(cty.String),
@@ -233,16 +235,16 @@ func text(f func(string) (string, error)) function.Function {
 	})
 }
 
-// digest returns an HCL function that returns the digest of a string in hex.
-func digest(of func() hash.Hash) function.Function {
-	return text(func(s string) (string, error) {
+// hexDigest returns an HCL function that returns the digest of a string in hex.
+func hexDigest(of func() hash.Hash) function.Function {
+	return stringFunction(func(s string) (string, error) {
 		h := of()
 		_, _ = io.WriteString(h, s) // never fails
 		return hex.EncodeToString(h.Sum(nil)), nil
 	})
 }
 
-func test(f func(s, part string) bool) function.Function {
+func stringTest(f func(s, part string) bool) function.Function {
 	return function.New(&function.Spec{
 		Params: []function.Parameter{{Name: "text", Type: cty.String}, {Name: "part", Type: cty.String}},
 		Type:   function.StaticReturnType(cty.Bool),
@@ -301,8 +303,8 @@ var reverseFunction = function.New(&function.Spec{
 	},
 })
 
-// refused returns a function that always fails with the reason why.
-func refused(why string) function.Function {
+// failing returns a function that always fails with the reason why.
+func failing(why string) function.Function {
 	return function.New(&function.Spec{
 		VarParam: &function.Parameter{Name: "any", Type: cty.DynamicPseudoType, AllowNull: true, AllowUnknown: true,
 			AllowDynamicType: true},

@@ -55,7 +55,7 @@ func (f *file) group(b block, job jobFacts) (hooks.Group, bool) {
 		f.carryInto(rest, volume)
 	}
 	asBlock(rest, "meta")
-	g.Rest = raw(rest)
+	g.Rest = rawJSON(rest)
 	return g, true
 }
 

@@ -122,7 +122,7 @@ func (f *file) jobBlock(b block, id string) *hooks.Job {
 	}
 	rest := f.carry(b, "namespace", "type", "id", "group", "task")
 	asBlock(rest, "meta")
-	job.Rest = raw(rest)
+	job.Rest = rawJSON(rest)
 	return job
 }
 

@@ -34,7 +34,7 @@ func (p *preparation) Enter(node hclsyntax.Node) hcl.Diagnostics {
 	var found hcl.Diagnostics
 	switch n := node.(type) {
 	case *hclsyntax.ScopeTraversalExpr:
-		p.reference(n)
+		p.renameReference(n)
 	case *hclsyntax.LiteralValueExpr:
 		p.lineEnds(n)
 	case *hclsyntax.ObjectConsExpr:
@@ -83,9 +83,9 @@ var (
 	allCaps      = regexp.MustCompile(`^[A-Z][A-Z0-9]*(_[A-Za-z0-9_-]*)?$`)
 )
 
-// reference renames a run-time reference to its whole text, which evaluates to that text (see constants). An unknown
-// name counts as a run-time reference only in a template, where "${name}" may be resolved at run time.
-func (p *preparation) reference(n *hclsyntax.ScopeTraversalExpr) {
+// renameReference renames a run-time reference to its whole text, which evaluates to that text (see constants). An
+// unknown name counts as a run-time reference only in a template, where "${name}" may be resolved at run time.
+func (p *preparation) renameReference(n *hclsyntax.ScopeTraversalExpr) {
 	root := n.Traversal.RootName()
 	if slices.Contains(p.bound, root) {
 		return

@@ -75,7 +75,7 @@ func (f *file) checkTogether(asked *requests) {
 				a.PerAlloc != b.PerAlloc {
 				continue
 			}
-			if why, advice := exclude(a.Usage, b.Usage); why != "" {
+			if why, advice := usageConflict(a.Usage, b.Usage); why != "" {
 				f.errorf(asked.at[string(b.Name)], advice, "%q and %q are the same volume, %q: %s", a.Name, b.Name,
 					a.Source, why)
 				break
@@ -84,9 +84,9 @@ func (f *file) checkTogether(asked *requests) {
 	}
 }
 
-// exclude returns why one alloc cannot use a volume in both ways, and advice. It returns empty strings if no conflict
-// is known. Fields that a usage leaves unset are not compared.
-func exclude(a, b registry.Usage) (why, advice string) {
+// usageConflict returns why one alloc cannot use a volume in both ways, and advice. It returns empty strings if no
+// conflict is known. Fields that a usage leaves unset are not compared.
+func usageConflict(a, b registry.Usage) (why, advice string) {
 	mode := a.Access
 	switch {
 	case a.Access == "" || b.Access == "" || a.Attachment == "" || b.Attachment == "":

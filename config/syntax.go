@@ -77,7 +77,7 @@ func (d *decoder) parse(src Source, maps mapNames) *hclsyntax.Body {
 		}
 	}
 	found = append(found, prepare(body, src.Text)...)
-	d.hcl(found)
+	d.reportHCL(found)
 	return body
 }
 
@@ -89,7 +89,7 @@ func (d *decoder) syntax(found hcl.Diagnostics) {
 			continue
 		}
 		if lines = append(lines, h.Subject.Start.Line); len(lines) <= maxSyntax {
-			d.hcl(hcl.Diagnostics{h})
+			d.reportHCL(hcl.Diagnostics{h})
 		}
 	}
 }

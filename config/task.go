@@ -26,7 +26,7 @@ func (f *file) task(b block, asked *requests) (hooks.Task, []hooks.VolumeMount, 
 		task.Places[fmt.Sprintf("template.%d", i)] = position(t.head.Start)
 	}
 	if config, ok := at.one("config"); ok {
-		task.Config, task.Places["config"] = raw(f.carry(config)), position(config.head.Start)
+		task.Config, task.Places["config"] = rawJSON(f.carry(config)), position(config.head.Start)
 	}
 	if plugin, ok := at.one("csi_plugin"); ok {
 		spec := f.plugin(plugin)
@@ -36,7 +36,7 @@ func (f *file) task(b block, asked *requests) (hooks.Task, []hooks.VolumeMount, 
 	rest := f.carry(b, "driver", "env", "config", "csi_plugin", "volume_mount")
 	mounts := f.mounts(rest, at, asked)
 	asBlock(rest, "meta")
-	task.Rest = raw(rest)
+	task.Rest = rawJSON(rest)
 	return task, mounts, true
 }
 

@@ -98,7 +98,7 @@ func (d *decoder) variableBlock(b *hclsyntax.Block) *variable {
 	f := d.open(block{kind: "variable", body: b.Body, ctx: d.scope, head: b.DefRange()}, variableStanza)
 	if attr := b.Body.Attributes["type"]; attr != nil {
 		typ, defaults, found := typeexpr.TypeConstraintWithDefaults(attr.Expr)
-		d.hcl(found)
+		d.reportHCL(found)
 		v.typ, v.defaults, v.bad = typ, defaults, found.HasErrors()
 	}
 	if attr := b.Body.Attributes["default"]; attr != nil && !v.bad {
