@@ -54,35 +54,6 @@ func TestStarting(t *testing.T) {
 	}
 }
 
-// The plan has what Nomad mounts for a csi_plugin task. The expected list is written out, and not made by this package.
-func TestStartingParity(t *testing.T) {
-	node, err := Starting(example, pluginTask(true), TaskSpec{Plugin: PluginSpec{ID: "p", Type: TypeNode}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := []Bind{
-		{Source: node.Endpoint.Host[:len(node.Endpoint.Host)-len("/csi.sock")], Target: "/csi",
-			Propagation: Bidirectional},
-		{Source: node.Volumes.Host, Target: "/local/csi", Propagation: Bidirectional},
-		{Source: "/dev", Target: "/dev", Propagation: Private},
-	}
-	if !node.Plan.Equal(Plan{Binds: want, Env: []Env{{"CSI_ENDPOINT", "unix:///csi/csi.sock", true}}}) {
-		t.Errorf("plan is %+v", node.Plan)
-	}
-	if node.Socket != node.Endpoint.Host || node.Endpoint.Task != "/csi/csi.sock" || node.Volumes.Task != "/local/csi" {
-		t.Errorf("preparation is %+v", node)
-	}
-	bare, err := Starting(example, pluginTask(false), TaskSpec{Plugin: PluginSpec{ID: "p", Type: TypeNode}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(bare.Plan.Binds) != 0 || bare.Endpoint.Task != bare.Endpoint.Host ||
-		bare.Volumes.Task != bare.Volumes.Host ||
-		bare.Plan.Env[0].Value != "unix://"+bare.Endpoint.Host {
-		t.Errorf("without isolation: %+v", bare)
-	}
-}
-
 // A restart keeps the plan and the socket. Another task of the plugin has a socket of its own and the same volumes.
 func TestStartingIsStable(t *testing.T) {
 	spec := TaskSpec{Plugin: PluginSpec{ID: "p", Type: TypeNode}}

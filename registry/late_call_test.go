@@ -2,7 +2,6 @@ package registry_test
 
 import (
 	"testing"
-	"time"
 
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
@@ -12,58 +11,42 @@ import (
 // node that has settled its calls. It may still run at the former executor. No other call is sent until that has
 // settled its calls too.
 func TestEndedCallIsLateAtFormerExecutors(t *testing.T) {
-	s := registrytest.NewLog(time.Now)
+	log := registrytest.NewLog(now)
 	executor := registry.Executor{Plugin: "p", Holder: "a", Former: []registry.NodeName{"a", "b", "other"}}
-	registrytest.Put(t, s, executor)
+	registrytest.Put(t, log, executor)
 	call := registry.LateCall{Plugin: "p", For: "data", RPC: registry.DeleteVolumeRPC, Failed: true}
-	for _, again := range []bool{false, true} {
-		if _, err := registry.Ensure(t.Context(), s, func(v registry.View) (registry.Change, error) {
-			change := v.Ended(call, []registry.NodeName{"a", "b", "settled"})
-			if (len(change.Put) == 0) != again {
-				t.Errorf("again %v: %+v", again, change)
-			}
-			return change, nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+	senders := []registry.NodeName{"a", "b", "settled"}
+	_, err := registrytest.Write(t.Context(), log, viewOf(t, log).Ended(call, senders))
+	must(t, err)
+	v := viewOf(t, log)
+	if again := v.Ended(call, senders); len(again.Put) > 0 {
+		t.Errorf("the same call again: %+v", again)
 	}
-	defer func() { // the same call has succeeded since: the former executor may repeat it
-		if err := s.View(t.Context(), func(v registry.View) error {
-			call.Failed = false
-			change := v.Ended(call, []registry.NodeName{"a"})
-			if len(change.Put) != 1 || change.Put[0].(registry.LateCall).Node != "b" ||
-				change.Put[0].(registry.LateCall).Failed {
-				t.Errorf("after a success: %+v", change)
-			}
-			return nil
-		}); err != nil {
-			t.Error(err)
-		}
-	}()
-	if err := s.View(t.Context(), func(v registry.View) error {
-		late := v.LateCalls("p", "b")
-		if len(late) != 1 || !late[0].Same(call) || !late[0].Failed ||
-			len(v.LateCalls("p", "a"))+len(v.LateCalls("p", "settled")) > 0 {
-			t.Errorf("%+v", late)
-		}
-		blocks := func(e registry.Executor, id registry.VolumeID, rpc registry.RPC) bool {
-			name := registry.VolumeName{Namespace: "default", ID: id}
-			return v.Blocks(e, registry.Intent{Name: name, RPC: rpc}) != nil
-		}
-		if !blocks(executor, "data", registry.CreateVolumeRPC) || blocks(executor, "data", call.RPC) ||
-			blocks(executor, "data2", registry.CreateVolumeRPC) ||
-			blocks(executor.Settled("b"), "data", registry.CreateVolumeRPC) {
-			t.Error("the late call has not the other calls for its volume wait until it is settled")
-		}
-		if keys := v.PastLateCalls(executor); len(keys) > 0 {
-			t.Errorf("%v do not count", keys)
-		}
-		if keys := v.PastLateCalls(executor.Settled("b")); len(keys) != 1 || keys[0] != late[0].Key() {
-			t.Errorf("%v do not count after the end", keys)
-		}
-		return nil
-	}); err != nil {
-		t.Fatal(err)
+	late := v.LateCalls("p", "b")
+	if len(late) != 1 || !late[0].Same(call) || !late[0].Failed ||
+		len(v.LateCalls("p", "a"))+len(v.LateCalls("p", "settled")) > 0 {
+		t.Errorf("%+v", late)
+	}
+	blocks := func(e registry.Executor, id registry.VolumeID, rpc registry.RPC) bool {
+		name := registry.VolumeName{Namespace: "default", ID: id}
+		return v.Blocks(e, registry.Intent{Name: name, RPC: rpc}) != nil
+	}
+	if !blocks(executor, "data", registry.CreateVolumeRPC) || blocks(executor, "data", call.RPC) ||
+		blocks(executor, "data2", registry.CreateVolumeRPC) ||
+		blocks(executor.Settled("b"), "data", registry.CreateVolumeRPC) {
+		t.Error("other calls for the volume do not wait for the late call until it is settled, or others do")
+	}
+	if keys := v.PastLateCalls(executor); len(keys) > 0 {
+		t.Errorf("%v do not count", keys)
+	}
+	if keys := v.PastLateCalls(executor.Settled("b")); len(keys) != 1 || keys[0] != late[0].Key() {
+		t.Errorf("%v do not count after the end", keys)
+	}
+	call.Failed = false // the same call has succeeded since: the former executor may repeat it
+	change := v.Ended(call, []registry.NodeName{"a"})
+	if len(change.Put) != 1 || change.Put[0].(registry.LateCall).Node != "b" ||
+		change.Put[0].(registry.LateCall).Failed {
+		t.Errorf("after a success: %+v", change)
 	}
 }
 
@@ -82,29 +65,23 @@ func TestCallOfTheHolderIsGivenUp(t *testing.T) {
 		{Plugin: "p", For: "snapshot s1", RPC: registry.CreateSnapshotRPC, Snapshot: &snap},
 	} {
 		for _, by := range []registry.NodeName{"a", "b"} {
-			s := registrytest.NewLog(time.Now)
-			registrytest.Put(t, s, registry.Executor{Plugin: "p", Holder: "a"})
-			if _, err := registry.Ensure(t.Context(), s, func(v registry.View) (registry.Change, error) {
-				return v.GivenUp(given, []registry.NodeName{"a", "settled"}, by), nil
-			}); err != nil {
-				t.Fatal(err)
+			log := registrytest.NewLog(now)
+			registrytest.Put(t, log, registry.Executor{Plugin: "p", Holder: "a"})
+			_, err := registrytest.Write(t.Context(), log,
+				viewOf(t, log).GivenUp(given, []registry.NodeName{"a", "settled"}, by))
+			must(t, err)
+			v := viewOf(t, log)
+			e, _ := v.Executor("p")
+			waits := v.Blocks(e, next) != nil && v.Blocks(e, renamed) != nil
+			taken := e.Taken("b", 1, now())
+			if waits != (by == "b") || (v.Blocks(taken, next) != nil) != waits || e.Holder != "a" {
+				t.Errorf("%s is given up by %s: another call waits: %t; %+v", given.RPC, by, waits, e)
 			}
-			if err := s.View(t.Context(), func(v registry.View) error {
-				e, _ := v.Executor("p")
-				waits := v.Blocks(e, next) != nil && v.Blocks(e, renamed) != nil
-				taken := e.Taken("b", 1, time.Now())
-				if waits != (by == "b") || (v.Blocks(taken, next) != nil) != waits || e.Holder != "a" {
-					t.Errorf("%s is given up by %s: another call waits: %t; %+v", given.RPC, by, waits, e)
-				}
-				if again := v.GivenUp(given, []registry.NodeName{"a"}, by); (len(again.Put) == 1) != (by == "b") {
-					t.Errorf("%s is given up again by %s: %+v", given.RPC, by, again)
-				}
-				if err := v.Blocks(e.Settled("a"), next); err != nil || len(v.LateCalls("p", "settled")) > 0 {
-					t.Errorf("settled calls of %s: %v", given.RPC, err)
-				}
-				return nil
-			}); err != nil {
-				t.Error(err)
+			if again := v.GivenUp(given, []registry.NodeName{"a"}, by); (len(again.Put) == 1) != (by == "b") {
+				t.Errorf("%s is given up again by %s: %+v", given.RPC, by, again)
+			}
+			if err := v.Blocks(e.Settled("a"), next); err != nil || len(v.LateCalls("p", "settled")) > 0 {
+				t.Errorf("settled calls of %s: %v", given.RPC, err)
 			}
 		}
 	}

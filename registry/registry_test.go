@@ -76,14 +76,11 @@ func TestEventPaths(t *testing.T) {
 // checkEvent compares an event with what the log stored.
 func checkEvent(t *testing.T, s *stage, e registry.Event, before registry.Seq) {
 	t.Helper()
-	must(t, s.log.View(t.Context(), func(v registry.View) error {
-		stored, found := v.Instance(e.Instance.InstanceKey)
-		if removed := e.Kind == registry.EventDeregistered; removed == found || found &&
-			!reflect.DeepEqual(stored, *e.Instance) {
-			t.Errorf("%s tells %+v, stored is %+v (%v)", e, *e.Instance, stored, found)
-		}
-		return nil
-	}))
+	stored, found := viewOf(t, s.log).Instance(e.Instance.InstanceKey)
+	if removed := e.Kind == registry.EventDeregistered; removed == found || found &&
+		!reflect.DeepEqual(stored, *e.Instance) {
+		t.Errorf("%s tells %+v, stored is %+v (%v)", e, *e.Instance, stored, found)
+	}
 	if e.Seq <= before || e.Instance.TaskKey() != (registry.TaskKey{Alloc: e.Alloc, Task: e.Task}) ||
 		!e.At.Equal(start) || e.Generation != 1 {
 		t.Errorf("event is %+v", e)

@@ -11,13 +11,19 @@ import (
 	"holdfast/registry/registrytest"
 )
 
+// viewOf returns the view of a log in memory. It stays as it is.
+func viewOf(t *testing.T, log *registrytest.Log) (view registry.View) {
+	t.Helper()
+	must(t, log.View(t.Context(), func(v registry.View) error { view = v; return nil }))
+	return view
+}
+
 // with returns the view of a new state with the records.
-func with(t *testing.T, records ...registry.Record) (view registry.View) {
+func with(t *testing.T, records ...registry.Record) registry.View {
 	t.Helper()
 	log := registrytest.NewLog(now)
 	registrytest.Put(t, log, records...)
-	must(t, log.View(t.Context(), func(v registry.View) error { view = v; return nil }))
-	return view
+	return viewOf(t, log)
 }
 
 func TestBucketsAreComplete(t *testing.T) {
@@ -90,12 +96,10 @@ func TestInstancesAreInOrder(t *testing.T) {
 	registrytest.Put(t, log, of("r", "p", "both-2"), of("r", "p", "both-1"), of("q", "p", "x"))
 	registrytest.Put(t, log, of("r", "p", "new"), of("r", "p", "old"))
 	var names []string
-	must(t, log.View(t.Context(), func(v registry.View) error {
-		for _, i := range append(v.AllInstances(), v.Instances("r", "p")...) {
-			names = append(names, fmt.Sprint(i.Role, " ", i.Plugin, " ", i.Alloc))
-		}
-		return nil
-	}))
+	v := viewOf(t, log)
+	for _, i := range append(v.AllInstances(), v.Instances("r", "p")...) {
+		names = append(names, fmt.Sprint(i.Role, " ", i.Plugin, " ", i.Alloc))
+	}
 	same(t, "instances", names, "q p x", "r p new", "r p both-1", "r p both-2", "r p old", "r q x",
 		"r p new", "r p both-1", "r p both-2", "r p old")
 }
