@@ -129,7 +129,7 @@ func (l Layout) Check() error {
 		return registry.Invalid("run directory %s is %d bytes too long: the kernel allows %d bytes for the path of a "+
 			"socket; choose a shorter one", l.Run, n-MaxSocketPath, MaxSocketPath)
 	}
-	if n := longest(l.PluginRoot("")); n > MaxPluginPath {
+	if n := longestPath(l.PluginRoot("")); n > MaxPluginPath {
 		return registry.Invalid("state directory %s is %d bytes too long: CSI allows %d bytes for the path of a "+
 			"volume; choose a shorter one", l.State, n-MaxPluginPath, MaxPluginPath)
 	}
@@ -142,8 +142,8 @@ func (l Layout) Ours(path string) bool {
 	return filepath.Clean(path) == path && (inside(path, l.MountRoot()) || inside(path, filepath.Join(l.Run, tasksDir)))
 }
 
-// longest returns the length of the longest path below root in a CSI request.
-func longest(root string) int {
+// longestPath returns the length of the longest path below root in a CSI request.
+func longestPath(root string) int {
 	at := Layout{}.Target(registry.ClaimKey{}, registry.Tree{Host: root})
 	return len(at.Host)
 }

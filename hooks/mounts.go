@@ -82,7 +82,7 @@ func taskMounts(task string, s GroupSpec, at map[registry.RequestName]Published,
 				other, m.Volume, name)
 		}
 	}
-	plan.Rules = merged(plan.Rules)
+	plan.Rules = mergeRules(plan.Rules)
 	return plan, nil
 }
 
@@ -122,8 +122,8 @@ func devicePlan(m VolumeMount, from Published) Plan {
 	return plan
 }
 
-// merged returns one rule per device. It allows writing if any rule of the device does.
-func merged(rules []DeviceRule) []DeviceRule {
+// mergeRules returns one rule per device. It allows writing if any rule of the device does.
+func mergeRules(rules []DeviceRule) []DeviceRule {
 	var out []DeviceRule
 	for _, r := range rules {
 		same := slices.IndexFunc(out, func(o DeviceRule) bool {

@@ -110,7 +110,7 @@ func (p PluginSpec) checkDirs() error {
 		return registry.Invalid("plugin %q: mount_dir %q is too long for a socket in it; %d bytes are allowed", p.ID,
 			sockets, MaxSocketPath-len("/"+socketName))
 	}
-	if n := longest(volumes); n > MaxPluginPath {
+	if n := longestPath(volumes); n > MaxPluginPath {
 		return registry.Invalid("plugin %q: stage_publish_base_dir %q is %d bytes too long for the volumes in it", p.ID,
 			volumes, n-MaxPluginPath)
 	}

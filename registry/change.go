@@ -85,8 +85,8 @@ func newDraft(v View, now time.Time) *draft {
 	return &draft{view: v, now: now, groups: map[group]*draftGroup{}}
 }
 
-// of returns the group as the draft has changed it so far. It reads the group from the view first.
-func (d *draft) of(k group) *draftGroup {
+// group returns the group as the draft has changed it so far. It reads the group from the view first.
+func (d *draft) group(k group) *draftGroup {
 	if g := d.groups[k]; g != nil {
 		return g
 	}
@@ -101,7 +101,7 @@ func (d *draft) of(k group) *draftGroup {
 // put adds i to its group, or replaces the instance of the same key, and adds the events of that.
 func (d *draft) put(i Instance) {
 	i = i.Clone()
-	g := d.of(i.group())
+	g := d.group(i.group())
 	old := member(g.members, i.InstanceKey)
 	// The State sets the same indexes later. They decide the rank among the instances of this change.
 	i.CreateIndex, i.ModifyIndex = d.view.Index()+1, d.view.Index()+1
@@ -145,7 +145,7 @@ func (d *draft) addUpdateEvents(old, i *Instance) {
 }
 
 func (d *draft) prefer(k InstanceKey) {
-	g := d.of(k.group())
+	g := d.group(k.group())
 	old := member(g.members, k)
 	if old == nil || g.members[0] == old {
 		return
@@ -158,7 +158,7 @@ func (d *draft) prefer(k InstanceKey) {
 }
 
 func (d *draft) remove(k InstanceKey) {
-	g := d.of(k.group())
+	g := d.group(k.group())
 	old := member(g.members, k)
 	if old == nil {
 		return

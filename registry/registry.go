@@ -65,23 +65,23 @@ func (r *Registry) Applied(a Applied) {
 
 // Find returns the active instance of a plugin in a role: the newest healthy one, or the newest if none is healthy.
 func (r *Registry) Find(role Role, id PluginID) (Instance, bool) {
-	return found(activeOf(r.current.Load().members(role, id)))
+	return copyOf(activeOf(r.current.Load().members(role, id)))
 }
 
 // Members returns the instances of a plugin in a role, newest first.
 func (r *Registry) Members(role Role, id PluginID) []Instance {
-	return values(r.current.Load().members(role, id))
+	return copiesOf(r.current.Load().members(role, id))
 }
 
 // Get returns the instance of a key.
 func (r *Registry) Get(k InstanceKey) (Instance, bool) {
-	return found(member(r.current.Load().members(k.Role, k.Plugin), k))
+	return copyOf(member(r.current.Load().members(k.Role, k.Plugin), k))
 }
 
 // All returns every instance as of one index.
 func (r *Registry) All() Snapshot {
 	t := r.current.Load()
-	return Snapshot{Index: t.index, Instances: values(t.inOrder())}
+	return Snapshot{Index: t.index, Instances: copiesOf(t.inOrder())}
 }
 
 // Index returns the index of the last applied change.
@@ -95,7 +95,7 @@ func (r *Registry) Await(ctx context.Context, role Role, id PluginID) (Instance,
 		members := t.members(role, id)
 		if ctx.Err() != nil {
 			return Instance{}, Errorf(ErrUnavailable, "plugin %q has no healthy instance in role %s: %s: %w", id, role,
-				t.situation(role, id), context.Cause(ctx))
+				t.describe(role, id), context.Cause(ctx))
 		}
 		if active := activeOf(members); active != nil && active.Health.State == Healthy {
 			return *active, nil
@@ -107,8 +107,8 @@ func (r *Registry) Await(ctx context.Context, role Role, id PluginID) (Instance,
 	}
 }
 
-// situation describes in words the instances of a plugin that has no healthy one.
-func (t *table) situation(role Role, id PluginID) string {
+// describe describes the instances of a plugin that has no healthy one.
+func (t *table) describe(role Role, id PluginID) string {
 	members := t.members(role, id)
 	active := activeOf(members)
 	if active == nil {
@@ -127,14 +127,14 @@ func (t *table) situation(role Role, id PluginID) string {
 	return s
 }
 
-func found(i *Instance) (Instance, bool) {
+func copyOf(i *Instance) (Instance, bool) {
 	if i == nil {
 		return Instance{}, false
 	}
 	return *i, true
 }
 
-func values(list []*Instance) []Instance {
+func copiesOf(list []*Instance) []Instance {
 	out := make([]Instance, len(list))
 	for at, i := range list {
 		out[at] = *i

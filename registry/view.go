@@ -63,12 +63,12 @@ func (v View) members(role Role, id PluginID) (members []*Instance) {
 }
 
 // Instances returns the instances of one role of a plugin, newest first.
-func (v View) Instances(role Role, id PluginID) []Instance { return values(v.members(role, id)) }
+func (v View) Instances(role Role, id PluginID) []Instance { return copiesOf(v.members(role, id)) }
 
 // ActiveInstance returns the active instance of a plugin in a role: the newest healthy one, or the newest if none is
 // healthy.
 func (v View) ActiveInstance(role Role, id PluginID) (Instance, bool) {
-	return found(activeOf(v.members(role, id)))
+	return copyOf(activeOf(v.members(role, id)))
 }
 
 // AllInstances returns the instances by role, plugin, then newest first.

@@ -20,14 +20,14 @@ import (
 // Escape replaces control and bidirectional formatting characters by \uXXXX, and invalid UTF-8 by \xXX. Newlines and
 // tabs stay.
 func Escape(s string) string {
-	if strings.IndexFunc(s, acts) < 0 && utf8.ValidString(s) {
+	if strings.IndexFunc(s, needsEscape) < 0 && utf8.ValidString(s) {
 		return s
 	}
 	return string(escape(nil, []byte(s)))
 }
 
-// acts reports whether a terminal may interpret r instead of showing it.
-func acts(r rune) bool {
+// needsEscape reports whether a terminal may interpret r instead of showing it.
+func needsEscape(r rune) bool {
 	switch r {
 	case '\n', '\t':
 		return false
@@ -43,7 +43,7 @@ func escape(to, text []byte) []byte {
 		switch {
 		case r == utf8.RuneError && size == 1:
 			to = fmt.Appendf(to, `\x%02x`, text[0])
-		case acts(r):
+		case needsEscape(r):
 			to = fmt.Appendf(to, `\u%04x`, r)
 		default:
 			to = append(to, text[:size]...)
@@ -69,7 +69,7 @@ func (w *Writer) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	text := append(w.part, p...)
-	whole := len(text) - partial(text)
+	whole := len(text) - incompleteSuffix(text)
 	w.part = bytes.Clone(text[whole:])
 	if whole == 0 {
 		return len(p), nil
@@ -80,8 +80,8 @@ func (w *Writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// partial returns the number of bytes at the end that may become a character.
-func partial(text []byte) int {
+// incompleteSuffix returns the number of bytes at the end that may become a character.
+func incompleteSuffix(text []byte) int {
 	for n := 1; n < utf8.UTFMax && n <= len(text); n++ {
 		if last := text[len(text)-n:]; utf8.RuneStart(last[0]) {
 			if !utf8.FullRune(last) {

@@ -61,7 +61,7 @@ func (s *reads) read(ctx context.Context, path string) ([]byte, error) {
 	case <-r.done:
 		return r.value, r.err
 	case <-ctx.Done():
-		s.hangs(r, mountOf(path))
+		s.markHung(r, mountOf(path))
 		return nil, registry.Errorf(registry.ErrUnavailable, "file %s cannot be read in time: %w", path,
 			context.Cause(ctx))
 	}
@@ -101,8 +101,8 @@ func (s *reads) join(path string) (*read, error) {
 	return r, nil
 }
 
-// hangs records that a caller has timed out waiting for r.
-func (s *reads) hangs(r *read, mount string) {
+// markHung records that a caller has timed out waiting for r.
+func (s *reads) markHung(r *read, mount string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r.mount = mount

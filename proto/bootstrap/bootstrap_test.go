@@ -134,7 +134,7 @@ func (g *gate) text() string {
 func TestLoggerNeverWaits(t *testing.T) {
 	g := &gate{open: make(chan struct{})}
 	log := newLogger(g, hclog.Info)
-	const lines = 3 * queued
+	const lines = 3 * maxQueued
 	for range lines {
 		log.Info("line")
 	}
@@ -146,7 +146,7 @@ func TestLoggerNeverWaits(t *testing.T) {
 		t.Fatal("the lines were not written")
 	}
 	written := strings.Count(g.text(), `"@message":"line"`)
-	if written < queued || uint64(written)+log.out.dropped.Load() != lines {
+	if written < maxQueued || uint64(written)+log.out.dropped.Load() != lines {
 		t.Errorf("%d written, %d dropped of %d", written, log.out.dropped.Load(), lines)
 	}
 	if !strings.Contains(g.text(), fmt.Sprintf(`"lines":%d`, log.out.dropped.Load())) {

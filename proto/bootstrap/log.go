@@ -11,8 +11,8 @@ import (
 	hclog "github.com/hashicorp/go-hclog"
 )
 
-// queued is the maximum number of log lines that wait for a slow reader.
-const queued = 1024
+// maxQueued is the maximum number of log lines that wait for a slow reader.
+const maxQueued = 1024
 
 // Logger writes a shim's log as hclog JSON lines to stderr. It never blocks its caller. While the host does not read,
 // it drops and counts lines beyond a bounded queue. It logs the count when the host reads again.
@@ -27,7 +27,7 @@ func NewLogger(level hclog.Level) *Logger {
 }
 
 func newLogger(w io.Writer, level hclog.Level) *Logger {
-	out := &queue{items: make(chan item, queued)}
+	out := &queue{items: make(chan item, maxQueued)}
 	go out.run(w)
 	log := hclog.New(&hclog.LoggerOptions{Level: level, Output: out, JSONFormat: true})
 	return &Logger{Logger: log, out: out}

@@ -22,8 +22,8 @@ import (
 // ErrHostGone is the cause of a shim's ended context when its host ended or closed the life pipe.
 var ErrHostGone = errors.New("the host of this shim is gone")
 
-// grace is how long Run may take after its context has ended. It leaves time to exit within a second.
-const grace = 800 * time.Millisecond
+// exitGrace is how long Run may take after its context has ended. It leaves time to exit within a second.
+const exitGrace = 800 * time.Millisecond
 
 // ServeOptions configures a shim process.
 type ServeOptions struct {
@@ -48,7 +48,7 @@ func (o *ServeOptions) defaults() {
 
 // Serve is the main of a shim. It registers services, sends their address to the host and blocks until the shim ends.
 // A shim ends when its host is gone, ctx ends, Run returns or go-plugin shuts down. The context passed to register ends
-// first. After the grace Serve calls os.Exit.
+// first. After exitGrace Serve calls os.Exit.
 func Serve(ctx context.Context, register func(context.Context, *grpc.Server) error, opts ServeOptions) error {
 	opts.defaults()
 	if err := checkInherited(opts.Logger); err != nil {
@@ -61,15 +61,15 @@ func Serve(ctx context.Context, register func(context.Context, *grpc.Server) err
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	s := &shim{opts: opts, register: register, cancel: cancel}
-	go s.watchLife(given.life)
+	go s.watchLife(inheritedFiles.life)
 	return s.serve(ctx)
 }
 
 func checkInherited(log *Logger) error {
-	if given.err != nil {
-		return fmt.Errorf("take over what the host has passed on: %w", given.err)
+	if inheritedFiles.err != nil {
+		return fmt.Errorf("take over what the host has passed on: %w", inheritedFiles.err)
 	}
-	if given.asShim {
+	if inheritedFiles.asShim {
 		return nil
 	}
 	fmt.Fprintln(os.Stderr, "This is a Holdfast shim. A Holdfast host starts it; it does nothing on its own.")
@@ -125,18 +125,18 @@ func (s *shim) serve(ctx context.Context) error {
 		s.cancel(runErr)
 	})
 	context.AfterFunc(ctx, func() {
-		time.AfterFunc(grace, s.exit)
+		time.AfterFunc(exitGrace, s.exit)
 		wg.Wait()
 		s.stop()
 	})
 	served := s.goPlugin(ctx)
 	s.cancel(nil)
 	wg.Wait()
-	s.opts.Logger.Flush(grace / 4)
+	s.opts.Logger.Flush(exitGrace / 4)
 	return errors.Join(runErr, served)
 }
 
-// exit ends a shim whose work does not end within the grace.
+// exit ends a shim whose work does not end within exitGrace.
 func (s *shim) exit() {
 	s.opts.Logger.Warn("the shim's work did not end in time, leaving it")
 	s.opts.Logger.Flush(50 * time.Millisecond)
@@ -163,7 +163,7 @@ func (s *shim) goPlugin(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("prepare TLS: %w", err)
 	}
-	go forwardHandshake(r, given.handshake, cert)
+	go forwardHandshake(r, inheritedFiles.handshake, cert)
 	os.Stdout = w
 
 	var registered error

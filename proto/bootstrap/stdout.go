@@ -20,8 +20,8 @@ type inherited struct {
 	err       error
 }
 
-// given is set before any code of the shim runs, so output of that code cannot reach the handshake's pipe.
-var given = inherit()
+// inheritedFiles is set before any code of the shim runs, so output of that code cannot reach the handshake's pipe.
+var inheritedFiles = inherit()
 
 // inherit opens the inherited descriptors. It removes LifeFD from the environment, so a child of the shim that runs the
 // same binary does not act as a shim.
@@ -32,14 +32,14 @@ func inherit() inherited {
 	}
 	os.Unsetenv(LifeFD)
 	in := inherited{asShim: true}
-	in.life, in.err = adopt(number)
+	in.life, in.err = openInherited(number)
 	if in.err == nil {
 		in.handshake, in.err = silenceStdout()
 	}
 	return in
 }
 
-func adopt(number string) (*os.File, error) {
+func openInherited(number string) (*os.File, error) {
 	fd, err := strconv.Atoi(number)
 	if err != nil {
 		return nil, err
