@@ -200,13 +200,11 @@ func mergeMeta(blocks []map[string]taskdriver.Scalar) map[string]string {
 // with a warning.
 var (
 	unsupported = []string{
-		"periodic", "parameterized", "multiregion", "artifact", "vault", "dispatch_payload", "secret",
-		"schedule",
+		"periodic", "parameterized", "multiregion", "artifact", "vault", "dispatch_payload", "secret", "schedule",
 	}
 	ignored = []string{
-		"constraint", "affinity", "spread", "network", "service", "update", "migrate", "reschedule",
-		"scaling", "consul",
-		"identity", "ephemeral_disk", "disconnect", "kill_signal", "shutdown_delay", "volume",
+		"constraint", "affinity", "spread", "network", "service", "update", "migrate", "reschedule", "scaling",
+		"consul", "identity", "ephemeral_disk", "disconnect", "kill_signal", "shutdown_delay", "volume",
 	}
 )
 

@@ -296,15 +296,13 @@ func (t Task) containerOf() (*container.Config, *container.HostConfig) {
 	dns, _ := c.dnsServers()
 	limits, _ := c.ulimits()
 	h := &container.HostConfig{
-		NetworkMode: container.NetworkMode(c.NetworkMode), Privileged: c.Privileged, CapAdd: c.CapAdd,
-		CapDrop:     c.CapDrop,
-		SecurityOpt: c.SecurityOpt, ReadonlyRootfs: c.ReadonlyRootfs, ShmSize: shm, Sysctls: c.Sysctl,
-		Runtime:    c.Runtime,
-		ExtraHosts: c.ExtraHosts, IpcMode: container.IpcMode(c.IPCMode), PidMode: container.PidMode(c.PidMode),
-		UTSMode: container.UTSMode(c.UTSMode), UsernsMode: container.UsernsMode(c.UsernsMode), GroupAdd: c.GroupAdd,
-		DNS: dns, DNSSearch: c.DNSSearch, DNSOptions: c.DNSOptions, StorageOpt: c.StorageOpt,
-		OomScoreAdj:  c.OOMScoreAdj,
-		CgroupnsMode: container.CgroupnsMode(c.CgroupNS),
+		Privileged: c.Privileged, CapAdd: c.CapAdd, CapDrop: c.CapDrop, SecurityOpt: c.SecurityOpt,
+		ReadonlyRootfs: c.ReadonlyRootfs, ShmSize: shm, Sysctls: c.Sysctl, Runtime: c.Runtime, GroupAdd: c.GroupAdd,
+		StorageOpt: c.StorageOpt, OomScoreAdj: c.OOMScoreAdj, ExtraHosts: c.ExtraHosts,
+		DNS: dns, DNSSearch: c.DNSSearch, DNSOptions: c.DNSOptions,
+		NetworkMode: container.NetworkMode(c.NetworkMode), IpcMode: container.IpcMode(c.IPCMode),
+		PidMode: container.PidMode(c.PidMode), UTSMode: container.UTSMode(c.UTSMode),
+		UsernsMode: container.UsernsMode(c.UsernsMode), CgroupnsMode: container.CgroupnsMode(c.CgroupNS),
 		LogConfig: container.LogConfig{Type: "json-file", Config: map[string]string{
 			"max-size": strconv.FormatInt(cmp.Or(t.LogSize, DefaultLogSize), 10),
 			"max-file": strconv.Itoa(cmp.Or(t.LogFiles, DefaultLogFiles)),
