@@ -202,9 +202,9 @@ func (a *Agent) Run(ctx context.Context, s Storage) error {
 	for ctx.Err() == nil && a.failure() == nil {
 		select {
 		case <-a.wake:
-			a.reconcile(func(id host.AllocID) {
+			a.reconcile(func(id host.AllocID, al *alloc) {
 				wg.Go(func() {
-					a.runner(id, s).run(ctx)
+					(&runner{a: a, s: s, id: id, al: al}).run(ctx)
 					a.wakeRun()
 				})
 			})

@@ -31,12 +31,6 @@ type runner struct {
 	recordReady func(*AllocRecord)
 }
 
-func (a *Agent) runner(id host.AllocID, s Storage) *runner {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return &runner{a: a, s: s, id: id, al: a.allocs[id]}
-}
-
 func (r *runner) record() *AllocRecord { return r.a.record(r.id) }
 
 // update changes the alloc's record. It waits while the disk is full, because the runner takes no step before it is
@@ -197,7 +191,7 @@ func (r *runner) prepareVolumes(ctx, stop context.Context) error {
 		return err
 	}
 	err = r.retry(stop, func() error { return r.reportWaits(stop, prepare) },
-		func(err error) string { return r.describeError(stop, err, false) })
+		func(err error) string { return r.describeError(stop, err) })
 	if err == nil {
 		r.recordReady = func(rec *AllocRecord) {
 			rec.Plans, rec.Boot, rec.Reason, rec.Next = plans, boot, "", time.Time{}
@@ -205,8 +199,18 @@ func (r *runner) prepareVolumes(ctx, stop context.Context) error {
 		}
 		return nil
 	}
-	err = r.failIfPermanent(stop, err,
-		func(err error) string { return "volumes cannot be prepared: " + r.describeError(stop, err, true) })
+	err = r.failIfPermanent(stop, err, func(err error) string {
+		why := err.Error()
+		if waits := r.waits(stop); len(waits) > 0 { // name no holders, because the claim does not wait for them
+			why = registry.Waits(waits)
+			for _, w := range waits {
+				if w.Advice != "" {
+					why += "; " + w.Advice
+				}
+			}
+		}
+		return "volumes cannot be prepared: " + why
+	})
 	return errors.Join(err, ctx.Err())
 }
 
@@ -243,7 +247,7 @@ func (r *runner) releaseVolumes(ctx context.Context) error {
 			err = errors.New(err.Error())
 		}
 		return err
-	}, func(err error) string { return "volumes not released yet: " + r.describeError(ctx, err, false) })
+	}, func(err error) string { return "volumes not released yet: " + r.describeError(ctx, err) })
 }
 
 // release releases the volumes. If another alloc will follow in the slot, it keeps the volumes with on_stop = "delete"
@@ -391,23 +395,12 @@ func (r *runner) waits(ctx context.Context) []registry.Wait {
 	return list[0].Waiting
 }
 
-// describeError says why the volumes are not ready: what the alloc waits for, or else err. For a permanent error it
-// adds advice and names no holders, because the claim does not wait for them.
-func (r *runner) describeError(ctx context.Context, err error, permanent bool) string {
-	waits := r.waits(ctx)
-	if len(waits) == 0 {
-		return err.Error()
-	}
-	if !permanent {
+// describeError says why the volumes are not ready: what the alloc waits for, or else err.
+func (r *runner) describeError(ctx context.Context, err error) string {
+	if waits := r.waits(ctx); len(waits) > 0 {
 		return r.a.DescribeWaits(ctx, r.s, waits)
 	}
-	text := registry.Waits(waits)
-	for _, w := range waits {
-		if w.Advice != "" {
-			text += "; " + w.Advice
-		}
-	}
-	return text
+	return err.Error()
 }
 
 // setReason records what the alloc waits for, and when the next attempt is due. Pause 0 means that an attempt is in

@@ -20,12 +20,12 @@ const causeOperator registry.Cause = "operator"
 func (a *Agent) RestartAlloc(
 	ctx context.Context, id host.AllocID, task host.TaskName, s Lister, force bool,
 ) (restarted []host.TaskName, err error) {
-	r := a.record(id)
-	if r == nil {
-		return nil, registry.Errorf(registry.ErrNotFound, "alloc %q not found", id)
+	r, err := a.findAlloc(id)
+	if err == nil && task != "" {
+		_, err = r.findTask(task)
 	}
-	if _, known := r.Tasks[task]; task != "" && !known {
-		return nil, unknownTask(r, task)
+	if err != nil {
+		return nil, err
 	}
 	for _, t := range r.Group.Tasks {
 		if r.Tasks[t.Name].State == TaskRunning && (task == "" || task == t.Name) {
@@ -61,11 +61,11 @@ func (a *Agent) RestartAlloc(
 // StopAlloc stops an alloc. Its job then places another one, unless the job is stopped too. Without force it refuses
 // to stop a plugin whose volumes are in use.
 func (a *Agent) StopAlloc(ctx context.Context, id host.AllocID, s Lister, force bool) error {
-	r := a.record(id)
-	switch {
-	case r == nil:
-		return registry.Errorf(registry.ErrNotFound, "alloc %q not found", id)
-	case r.State.Ended():
+	r, err := a.findAlloc(id)
+	if err != nil {
+		return err
+	}
+	if r.State.Ended() {
 		return registry.Errorf(registry.ErrConflict, "alloc %s is %s already", short(id), r.State)
 	}
 	if !force {
@@ -81,7 +81,7 @@ func (a *Agent) StopAlloc(ctx context.Context, id host.AllocID, s Lister, force 
 	if a.allocs[id] == nil {
 		return nil // pruned meanwhile
 	}
-	err := a.stopLocked(id)
+	err = a.stopLocked(id)
 	a.wakeRun()
 	return err
 }
@@ -104,20 +104,30 @@ func (a *Agent) checkServesNothing(ctx context.Context, r *AllocRecord, names []
 	return nil
 }
 
-func unknownTask(r *AllocRecord, task host.TaskName) error {
-	return registry.Errorf(registry.ErrNotFound, "alloc %s has no task %q", short(r.ID), task)
+func (a *Agent) findAlloc(id host.AllocID) (*AllocRecord, error) {
+	if r := a.record(id); r != nil {
+		return r, nil
+	}
+	return nil, registry.Errorf(registry.ErrNotFound, "alloc %q not found", id)
+}
+
+func (r *AllocRecord) findTask(task host.TaskName) (*TaskRecord, error) {
+	if rec, known := r.Tasks[task]; known {
+		return rec, nil
+	}
+	return nil, registry.Errorf(registry.ErrNotFound, "alloc %s has no task %q", short(r.ID), task)
 }
 
 // Exec returns a function that runs a program in a task, as taskdriver.Executor describes it. The task must be running.
 func (a *Agent) Exec(id host.AllocID, task host.TaskName) (
 	run func(context.Context, taskdriver.ExecOptions) (code int, err error), err error) {
-	r := a.record(id)
-	if r == nil {
-		return nil, registry.Errorf(registry.ErrNotFound, "alloc %q not found", id)
+	r, err := a.findAlloc(id)
+	if err != nil {
+		return nil, err
 	}
-	rec, known := r.Tasks[task]
-	if !known {
-		return nil, unknownTask(r, task)
+	rec, err := r.findTask(task)
+	if err != nil {
+		return nil, err
 	}
 	if rec.State != TaskRunning || rec.Handle == nil {
 		return nil, registry.Errorf(registry.ErrConflict,
@@ -144,13 +154,13 @@ type LogOptions struct {
 
 // Logs copies the kept output of all attempts of a task. With Follow it copies until the running attempt has ended.
 func (a *Agent) Logs(ctx context.Context, id host.AllocID, task host.TaskName, o LogOptions, to io.Writer) error {
-	r := a.record(id)
-	if r == nil {
-		return registry.Errorf(registry.ErrNotFound, "alloc %q not found", id)
+	r, err := a.findAlloc(id)
+	if err != nil {
+		return err
 	}
-	rec, known := r.Tasks[task]
-	if !known {
-		return unknownTask(r, task)
+	rec, err := r.findTask(task)
+	if err != nil {
+		return err
 	}
 	if r.Pruned {
 		return registry.Errorf(registry.ErrNotFound,

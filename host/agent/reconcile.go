@@ -15,7 +15,7 @@ const maxEnded = 10
 
 // reconcile stops allocs that the jobs do not want, places missing ones, and runs each alloc that has no runner.
 // Only Run calls it.
-func (a *Agent) reconcile(run func(host.AllocID)) {
+func (a *Agent) reconcile(run func(host.AllocID, *alloc)) {
 	a.writing.Lock()
 	defer a.writing.Unlock()
 	if a.Shortage() != "" {
@@ -31,7 +31,7 @@ func (a *Agent) reconcile(run func(host.AllocID)) {
 	for _, r := range a.Allocs() {
 		if al := a.allocs[r.ID]; !al.started && !r.State.Ended() && a.failure() == nil {
 			al.started = true
-			run(r.ID)
+			run(r.ID, al)
 		}
 	}
 }
