@@ -54,10 +54,12 @@
 //	exit.json     the Exit
 //	stop.json     the grace of a stop, for the parent
 //	lock          locked by the parent while it lives
+//	exec.lock     locked by the helper processes of Executor.Exec while they live
 //	parent.log    errors of the parent
 //	logs/         stdout.N and stderr.N, with growing N
 //	local/        the task's /local, kept between attempts
 //	alloc/        the task's /alloc, unless the alloc has one
-//	secrets/      of raw_exec; exec has a tmpfs
+//	secrets/      of raw_exec and of containers; exec has a tmpfs
+//	dirs/         directories of the plan of a container
 //	root/         where exec builds the task's root; empty on the host
 package taskdriver

@@ -34,7 +34,9 @@ func (f File) Own() bool {
 }
 
 // reserved are the names in a task's directory that a job cannot use for its files.
-var reserved = []string{"alloc", "dirs", "logs", "root", "parent.log", handleFile, exitFile, stopFile, lockFile}
+var reserved = []string{
+	"alloc", "dirs", "logs", "root", "parent.log", handleFile, exitFile, stopFile, lockFile, execFile,
+}
 
 // checkFiles refuses paths that a task cannot see. A container may see all directories but the reserved ones.
 func (t Task) checkFiles(container bool) error {
