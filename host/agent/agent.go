@@ -41,16 +41,12 @@ type Config struct {
 	Recover Recovery
 }
 
-// Storage is the part of host.Host that an agent needs to run jobs.
-type Storage interface {
-	Tasks
-	Volumes
-}
-
 var _ Storage = (*host.Host)(nil)
 
-// Tasks reports plugin tasks to the shim and receives its restart requests.
-type Tasks interface {
+// Storage is the part of host.Host that an agent needs to run jobs. Besides the volumes of allocs, it reports plugin
+// tasks to the shim and receives restart requests for them.
+type Storage interface {
+	Volumes
 	TaskStarting(ctx context.Context, t host.AllocTask) (host.Plan, error)
 	TaskStarted(ctx context.Context, k host.TaskKey, attempt uint64) error
 	TaskStopping(ctx context.Context, k host.TaskKey, attempt uint64) error
@@ -217,7 +213,7 @@ func (a *Agent) Run(ctx context.Context, s Storage) error {
 }
 
 // followRestarts hands each restart that the shim requests to the runner of the task.
-func (a *Agent) followRestarts(ctx context.Context, s Tasks) {
+func (a *Agent) followRestarts(ctx context.Context, s Storage) {
 	err := s.Restarts(ctx, func(list []host.PendingRestart) error {
 		for _, p := range list {
 			a.requestRestart(p)

@@ -182,7 +182,7 @@ func (r *runner) prepareVolumes(ctx, stop context.Context) error {
 	if err != nil {
 		return r.fail(err.Error())
 	}
-	if stop.Err() != nil || !rec.UsesVolumes() || rec.allDead() || rec.Plans != nil && rec.Boot == boot {
+	if stop.Err() != nil || !rec.UsesVolumes() || rec.allTasksDead() || rec.Plans != nil && rec.Boot == boot {
 		return nil
 	}
 	var plans map[string]host.Plan

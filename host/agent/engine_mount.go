@@ -142,8 +142,8 @@ func (a *Agent) lockEngineMount(ctx context.Context, id host.VolumeID) (unlock f
 	}
 }
 
-// with returns a copy of the mount with a changed count of one holder.
-func (m *EngineMount) with(id string, caller EngineCaller, change int) *EngineMount {
+// withCount returns a copy of the mount with a changed count of one holder.
+func (m *EngineMount) withCount(id string, caller EngineCaller, change int) *EngineMount {
 	next := *m
 	next.Holders = maps.Clone(m.Holders)
 	h := next.Holders[id]
@@ -204,10 +204,10 @@ func (a *Agent) mountForEngine(ctx context.Context, s Volumes, r EngineRequest) 
 	if err != nil {
 		return "", err
 	}
-	if m, err = a.withoutLostCount(m, r); err != nil {
+	if m, err = a.dropLostCount(m, r); err != nil {
 		return "", err
 	}
-	m = m.with(r.ID, r.Caller, 1)
+	m = m.withCount(r.ID, r.Caller, 1)
 	if err := a.setEngineMount(r.Volume, m); err != nil || m.Path != "" {
 		return m.Path, err
 	}
@@ -222,7 +222,7 @@ func (a *Agent) mountForEngine(ctx context.Context, s Volumes, r EngineRequest) 
 	// The engine does not unmount a volume whose mount failed.
 	undo, cancelUndo := context.WithTimeout(context.WithoutCancel(ctx), releaseWait)
 	defer cancelUndo()
-	m = m.with(r.ID, r.Caller, -1)
+	m = m.withCount(r.ID, r.Caller, -1)
 	failed := a.setEngineMount(r.Volume, m)
 	if failed == nil {
 		failed = a.releaseEngineMount(undo, s, m)
@@ -234,10 +234,10 @@ func (a *Agent) mountForEngine(ctx context.Context, s Volumes, r EngineRequest) 
 	return "", err
 }
 
-// withoutLostCount drops the count of a Podman process that was killed before it stored its own count. Podman sends a
+// dropLostCount drops the count of a Podman process that was killed before it stored its own count. Podman sends a
 // mount only if its own count is 0. Another store of Podman may have counted the mount too. Then a container uses it,
 // or the process that mounted it is still starting the container.
-func (a *Agent) withoutLostCount(m *EngineMount, r EngineRequest) (*EngineMount, error) {
+func (a *Agent) dropLostCount(m *EngineMount, r EngineRequest) (*EngineMount, error) {
 	h, held := m.Holders[r.ID]
 	if !held || !h.Engine.Daemonless || !h.Engine.ended() {
 		return m, nil
@@ -246,7 +246,7 @@ func (a *Agent) withoutLostCount(m *EngineMount, r EngineRequest) (*EngineMount,
 	if err != nil || unused == 0 {
 		return m, err
 	}
-	return m.with(r.ID, h.Engine, -h.Count), nil
+	return m.withCount(r.ID, h.Engine, -h.Count), nil
 }
 
 // releaseWait bounds how long an engine waits for a release, which continues later. Podman waits for 5 s by default.
@@ -262,7 +262,7 @@ func (a *Agent) usableEngineMount(ctx context.Context, s Volumes, r EngineReques
 	}
 	m := a.EngineMount(r.Volume)
 	if m != nil && m.Boot == boot && m.Path != "" {
-		usable, err := a.joinable(ctx, s, m)
+		usable, err := a.canJoin(ctx, s, m)
 		if err != nil || usable {
 			return m, err
 		}
@@ -287,10 +287,10 @@ func (a *Agent) usableEngineMount(ctx context.Context, s Volumes, r EngineReques
 	}, nil
 }
 
-// joinable reports whether another container may use the mount, which has a path. If it returns false, the mount can be
+// canJoin reports whether another container may use the mount, which has a path. If it returns false, the mount can be
 // released. It returns an error if this node has lost the volume and containers still use it: another container must
 // not join them, and they would still write beside a new mount.
-func (a *Agent) joinable(ctx context.Context, s Volumes, m *EngineMount) (bool, error) {
+func (a *Agent) canJoin(ctx context.Context, s Volumes, m *EngineMount) (bool, error) {
 	mounted, err := a.engine.isMount(m.Path)
 	if err != nil || !mounted {
 		return false, err
@@ -451,7 +451,7 @@ func (a *Agent) takeBackEngineMount(ctx context.Context, s Volumes, r EngineRequ
 		return nil
 	}
 	if _, held := m.Holders[r.ID]; held {
-		m = m.with(r.ID, r.Caller, -1)
+		m = m.withCount(r.ID, r.Caller, -1)
 		if err := a.setEngineMount(r.Volume, m); err != nil {
 			return err
 		}

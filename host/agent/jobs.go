@@ -89,7 +89,7 @@ func (a *Agent) Submit(
 	}
 	j = a.withOverride(j)
 	if !o.Force {
-		if err := a.checkUnmounted(ctx, &JobRecord{Job: *j}, s); err != nil {
+		if err := a.checkMountsSurvive(ctx, &JobRecord{Job: *j}, s); err != nil {
 			return nil, err
 		}
 	}
@@ -178,7 +178,7 @@ func (a *Agent) StopJob(ctx context.Context, id string, s Lister, o StopOptions)
 		return unknownJob(id)
 	}
 	if !o.Force {
-		if err := a.checkUnheld(ctx, job, s); err != nil {
+		if err := a.checkNoVolumeHeld(ctx, job, s); err != nil {
 			return err
 		}
 	}
@@ -210,13 +210,13 @@ func (a *Agent) job(id string) *JobRecord {
 	return a.jobs[id]
 }
 
-// checkUnheld returns an error if an alloc of another job holds a volume of the job's plugins.
-func (a *Agent) checkUnheld(ctx context.Context, job *JobRecord, s Lister) error {
+// checkNoVolumeHeld returns an error if an alloc of another job holds a volume of the job's plugins.
+func (a *Agent) checkNoVolumeHeld(ctx context.Context, job *JobRecord, s Lister) error {
 	var plugins []host.PluginID
 	for _, g := range job.Job.Groups {
 		plugins = append(plugins, pluginsOf(g)...)
 	}
-	return a.checkUnused(ctx, plugins, s, "which cannot be released without the plugin",
+	return a.checkHolders(ctx, plugins, s, "which cannot be released without the plugin",
 		func(_ host.VolumeStatus, h registry.Holder) bool {
 			r := a.record(h.Claim.Alloc)
 			return r == nil || r.Job != job.Job.ID
@@ -235,10 +235,10 @@ func (a *Agent) acceptsWork() error {
 	return a.checkSpace()
 }
 
-// checkUnmounted returns an error if the new version of a job would break mounts in use. That is so if it stops a
+// checkMountsSurvive returns an error if the new version of a job would break mounts in use. That is so if it stops a
 // plugin's task without a replacement while another alloc uses the plugin's volumes. It is also so if the task has roll
 // = "stop_first" and serves FUSE mounts.
-func (a *Agent) checkUnmounted(ctx context.Context, job *JobRecord, s Lister) error {
+func (a *Agent) checkMountsSurvive(ctx context.Context, job *JobRecord, s Lister) error {
 	rolling := map[slot]string{}
 	if was := a.job(job.Job.ID); was != nil && !was.Stopped {
 		job.Rolled = was.Rolled
@@ -260,16 +260,16 @@ func (a *Agent) checkUnmounted(ctx context.Context, job *JobRecord, s Lister) er
 			plugins = append(plugins, r.Plugins()...)
 		}
 	}
-	return a.checkUnused(ctx, plugins, s, "which could lose its mount, because the change stops a task of the plugin",
+	return a.checkHolders(ctx, plugins, s, "which could lose its mount, because the change stops a task of the plugin",
 		func(v host.VolumeStatus, h registry.Holder) bool {
 			r := a.record(h.Claim.Alloc)
 			return (r == nil || !ends(r)) && (h.Publish != "" || v.Staging.State != "")
 		})
 }
 
-// checkUnused returns an error if a volume of the plugins has a holder on this node for which matters returns true.
+// checkHolders returns an error if a volume of the plugins has a holder on this node for which matters returns true.
 // Holders on other nodes of a cluster use plugin instances of their own.
-func (a *Agent) checkUnused(ctx context.Context, plugins []host.PluginID, s Lister, consequence string,
+func (a *Agent) checkHolders(ctx context.Context, plugins []host.PluginID, s Lister, consequence string,
 	matters func(host.VolumeStatus, registry.Holder) bool,
 ) error {
 	slices.Sort(plugins)

@@ -69,7 +69,7 @@ func (a *Agent) StopAlloc(ctx context.Context, id host.AllocID, s Lister, force 
 		return registry.Errorf(registry.ErrConflict, "alloc %s is %s already", short(id), r.State)
 	}
 	if !force {
-		err := a.checkUnused(ctx, r.Plugins(), s,
+		err := a.checkHolders(ctx, r.Plugins(), s,
 			"which cannot be released without this alloc (holdfast plugin roll replaces it)",
 			func(_ host.VolumeStatus, h registry.Holder) bool { return h.Claim.Alloc != id })
 		if err != nil {

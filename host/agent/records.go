@@ -246,7 +246,7 @@ func (r *TaskRecord) beginAttempt() {
 	r.Started = host.BootTime{Boot: boot}
 }
 
-func (r *AllocRecord) allDead() bool {
+func (r *AllocRecord) allTasksDead() bool {
 	for _, t := range r.Tasks {
 		if t.State != TaskDead {
 			return false

@@ -53,7 +53,7 @@ func (t *taskRunner) setChange(note string, change func(*TaskRecord)) func(*Allo
 		if note != "" {
 			r.note(t.spec.Name, "%s", note)
 		}
-		if r.allDead() && r.UsesVolumes() && r.State != AllocReleasing {
+		if r.allTasksDead() && r.UsesVolumes() && r.State != AllocReleasing {
 			r.beginRelease()
 		}
 	}
