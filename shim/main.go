@@ -1,10 +1,9 @@
-// Command holdfast-shim is the sidecar: everything about CSI is in it. A Holdfast host starts it (package host) and
-// ends it; it is of no use alone.
+// Command holdfast-shim is the sidecar that does everything about CSI. A Holdfast host (package host) starts and ends
+// it. Its flags for a node without a running shim are in offline.go.
 package main
 
 import (
 	"context"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
@@ -22,39 +21,24 @@ import (
 // version of this shim.
 const version = "0.1.0"
 
-// gcPercent is by how much the heap grows before it is collected, in percent. A shim has few megabytes that live; Go's
-// default has it collect them many times a second, beside plugins and tasks that want the processors. With a hundred
-// plugins and a thousand volumes it takes 64 to 77 MB so.
+// gcPercent is the value of GOGC. A shim has a live heap of few megabytes, which Go's default would collect many times
+// a second, beside plugins and tasks that need the processors. With 100 plugins and 1000 volumes a shim takes 64 to
+// 77 MB.
 const gcPercent = 400
 
 func main() {
-	lifecycle.Helper() // this binary is also the process that does what may hang
+	lifecycle.Helper() // does not return in a helper process
 	level := flag.String("log-level", "info", "what is logged: trace, debug, info, warn or error")
 	show := flag.Bool("version", false, "print the version and exit")
-	check := flag.String("check", "", "look at a state file, say what is wrong with it, and exit")
-	d := doctorFlags()
-	moving := flag.String("migrate", "", "move the volumes of -state into the cluster that standard input describes, "+
-		"as node NAME, and exit")
-	l := leaveFlags()
+	var offline offlineFlags
+	offline.declare()
 	flag.Parse()
 	if *show {
 		fmt.Fprintln(os.Stderr, "holdfast-shim", version) // standard output is the handshake's
 		return
 	}
-	if *check != "" {
-		os.Exit(checkState(*check))
-	}
-	if d.wanted {
-		os.Exit(d.run())
-	}
-	if *moving != "" {
-		os.Exit(runOffline(d.state, "migrate",
-			func(ctx context.Context, offline lifecycle.Offline, out *json.Encoder) error {
-				return migrate(ctx, offline, *moving, out)
-			}))
-	}
-	if l.node != "" {
-		os.Exit(runOffline(d.state, "leave", l.run))
+	if code, selected := offline.run(); selected {
+		os.Exit(code)
 	}
 	debug.SetGCPercent(gcPercent)
 	log := bootstrap.NewLogger(hclog.LevelFromString(*level))
@@ -76,17 +60,4 @@ func main() {
 		log.Flush(time.Second)
 		os.Exit(1)
 	}
-}
-
-// checkState is the exit code of a look at a state file: 1 if something is wrong with it.
-func checkState(file string) (code int) {
-	err := lifecycle.Check(context.Background(), file, func(wrong error) {
-		fmt.Fprintln(os.Stderr, wrong)
-		code = 1
-	})
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "holdfast-shim:", err)
-		return 1
-	}
-	return code
 }
