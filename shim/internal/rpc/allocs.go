@@ -25,7 +25,7 @@ type synced struct {
 func (s *allocs) Sync(ctx context.Context, req *pb.SyncRequest) (*pb.SyncReply, error) {
 	done, at, err := change(ctx, s.s, "Allocs.Sync", req,
 		func(ctx context.Context, a *Active, _ registry.Call) (synced, error) {
-			allocIDs, living, err := livingOf(req)
+			allocIDs, living, err := livingAllocsAndTasks(req)
 			if err != nil {
 				return synced{}, err
 			}
@@ -49,7 +49,7 @@ func (s *allocs) Sync(ctx context.Context, req *pb.SyncRequest) (*pb.SyncReply, 
 	return reply, err
 }
 
-func livingOf(req *pb.SyncRequest) (ids []registry.AllocID, living []task.LivingTask, err error) {
+func livingAllocsAndTasks(req *pb.SyncRequest) (ids []registry.AllocID, living []task.LivingTask, err error) {
 	for _, m := range req.GetAllocs() {
 		g, err := wire.AllocGroup(m)
 		if err != nil {

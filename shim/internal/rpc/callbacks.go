@@ -58,9 +58,13 @@ func (c *Callbacks) opened(cancel func()) chan *callback {
 // Serve serves the host's stream. A newer stream replaces the older one.
 func (c *Callbacks) Serve(stream grpc.BidiStreamingServer[pb.CallbackReply, pb.CallbackRequest]) error {
 	ctx, cancel := context.WithCancel(stream.Context())
-	queue, pending := c.opened(cancel), pendingCallbacks{calls: map[uint64]*callback{}}
+	queue := c.opened(cancel)
+	var pending sync.Map // of *callback by ID: the requests on this stream that have no reply yet
+	defer pending.Range(func(_, call any) bool {
+		close(call.(*callback).reply)
+		return true
+	})
 	var sending sync.WaitGroup
-	defer pending.end()
 	defer sending.Wait()
 	defer cancel()
 	sending.Go(func() {
@@ -68,7 +72,7 @@ func (c *Callbacks) Serve(stream grpc.BidiStreamingServer[pb.CallbackReply, pb.C
 			select {
 			case call := <-queue:
 				call.req.Id = id
-				pending.add(call)
+				pending.Store(id, call)
 				if stream.Send(call.req) != nil {
 					return
 				}
@@ -82,36 +86,9 @@ func (c *Callbacks) Serve(stream grpc.BidiStreamingServer[pb.CallbackReply, pb.C
 		if err != nil {
 			return err
 		}
-		pending.answer(reply)
-	}
-}
-
-// pendingCallbacks are the requests on one stream that have no reply yet.
-type pendingCallbacks struct {
-	mu    sync.Mutex // guards calls
-	calls map[uint64]*callback
-}
-
-func (p *pendingCallbacks) add(call *callback) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.calls[call.req.GetId()] = call
-}
-
-func (p *pendingCallbacks) answer(reply *pb.CallbackReply) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if call := p.calls[reply.GetId()]; call != nil {
-		delete(p.calls, reply.GetId())
-		call.reply <- reply
-	}
-}
-
-func (p *pendingCallbacks) end() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, call := range p.calls {
-		close(call.reply)
+		if call, found := pending.LoadAndDelete(reply.GetId()); found {
+			call.(*callback).reply <- reply
+		}
 	}
 }
 

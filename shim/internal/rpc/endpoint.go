@@ -100,7 +100,7 @@ func (p *plugins) ForgetEndpointUses(
 	}
 	at, err := do(ctx, p.s, "Plugins.ForgetEndpointUses", req,
 		func(ctx context.Context, a *Active, call registry.Call) error {
-			return removed(ctx, a, call, index, func() error { return a.Endpoint.Forget(ctx, key, f) })
+			return runRemoval(ctx, a, call, index, func() error { return a.Endpoint.Forget(ctx, key, f) })
 		})
 	return &pb.ForgetEndpointUsesReply{Answer: at}, err
 }

@@ -18,49 +18,52 @@ import (
 	"holdfast/shim/internal/cluster"
 )
 
-// services are the registered services, by their names.
-type services map[string]service
-
+// service is a registered service.
 type service struct {
 	desc *grpc.ServiceDesc
 	impl any
 }
 
-// recorder registers services, and keeps them for Server.Serve.
+// recorder registers services at a gRPC server, and keeps them for Server.Serve, which finds them by name.
 type recorder struct {
 	grpc.ServiceRegistrar
-	services *services
+	services map[string]service
 }
 
 func (r recorder) RegisterService(desc *grpc.ServiceDesc, impl any) {
-	if *r.services == nil {
-		*r.services = services{}
-	}
-	(*r.services)[desc.ServiceName] = service{desc, impl}
+	r.services[desc.ServiceName] = service{desc, impl}
 	r.ServiceRegistrar.RegisterService(desc, impl)
 }
 
 // executed are the methods that a plugin's executor carries out, because they make controller calls.
 var executed = map[string]bool{
-	pb.Volumes_Create_FullMethodName: true, pb.Volumes_Register_FullMethodName: true,
-	pb.Volumes_Delete_FullMethodName:     true,
-	pb.Volumes_Deregister_FullMethodName: true, pb.Volumes_Expand_FullMethodName: true,
-	pb.Volumes_Detach_FullMethodName:       true,
-	pb.VolumeChanges_Modify_FullMethodName: true, pb.VolumeChanges_Update_FullMethodName: true,
-	pb.VolumeChanges_Adopt_FullMethodName: true, pb.Snapshots_Create_FullMethodName: true,
-	pb.Snapshots_Delete_FullMethodName: true, pb.Snapshots_Deregister_FullMethodName: true,
-	pb.Snapshots_CreateGroup_FullMethodName: true, pb.Snapshots_DeleteGroup_FullMethodName: true,
+	pb.Volumes_Create_FullMethodName:            true,
+	pb.Volumes_Register_FullMethodName:          true,
+	pb.Volumes_Delete_FullMethodName:            true,
+	pb.Volumes_Deregister_FullMethodName:        true,
+	pb.Volumes_Expand_FullMethodName:            true,
+	pb.Volumes_Detach_FullMethodName:            true,
+	pb.VolumeChanges_Modify_FullMethodName:      true,
+	pb.VolumeChanges_Update_FullMethodName:      true,
+	pb.VolumeChanges_Adopt_FullMethodName:       true,
+	pb.Snapshots_Create_FullMethodName:          true,
+	pb.Snapshots_Delete_FullMethodName:          true,
+	pb.Snapshots_Deregister_FullMethodName:      true,
+	pb.Snapshots_CreateGroup_FullMethodName:     true,
+	pb.Snapshots_DeleteGroup_FullMethodName:     true,
 	pb.Snapshots_DeregisterGroup_FullMethodName: true,
 }
 
-// forgets are the methods that only remove records. If the node that has the volume is lost, they do without it.
-var forgets = map[string]bool{
+// recordsOnly are the methods that only remove records. If the node that has the volume is lost, this node carries them
+// out.
+var recordsOnly = map[string]bool{
 	pb.Volumes_Deregister_FullMethodName: true, pb.Snapshots_Deregister_FullMethodName: true,
 	pb.Snapshots_DeregisterGroup_FullMethodName: true,
 }
 
-// asked are the methods that ask a plugin's controller. If this node has no such controller, the executor is asked.
-var asked = map[string]bool{
+// reading are the methods that ask a plugin's controller and change nothing. A node that has no such controller passes
+// them to the executor.
+var reading = map[string]bool{
 	pb.Plugins_Capacity_FullMethodName: true, pb.VolumeChanges_ListAtPlugin_FullMethodName: true,
 	pb.Snapshots_ListAtPlugin_FullMethodName: true, pb.Snapshots_Blocks_FullMethodName: true,
 }
@@ -72,7 +75,7 @@ func (s *Server) PassToExecutor(
 ) (any, error) {
 	a := s.active.Load()
 	call, is := req.(request)
-	if a == nil || a.Cluster == nil || !is || !executed[info.FullMethod] && !asked[info.FullMethod] {
+	if a == nil || a.Cluster == nil || !is || !executed[info.FullMethod] && !reading[info.FullMethod] {
 		return handle(ctx, req)
 	}
 	if err := checkSecrets(call); err != nil {
@@ -96,15 +99,15 @@ func (s *Server) PassToExecutor(
 		}
 		term, _ := a.Cluster.Executors.Term(ctx, by)
 		reply, err := handle(ctx, req)
-		if err == nil || bound.Err() != nil || !a.moved(ctx, info.FullMethod, call, term) {
+		if err == nil || bound.Err() != nil || !a.executorMoved(ctx, info.FullMethod, call, term) {
 			return reply, err
 		}
 	}
 }
 
-// moved reports whether the executor of the call has changed since a term of this node. If so, the call may succeed at
-// the new executor.
-func (a *Active) moved(ctx context.Context, method string, req request, since uint64) bool {
+// executorMoved reports whether the executor of the call has changed since a term of this node. If so, the call may
+// succeed at the new executor.
+func (a *Active) executorMoved(ctx context.Context, method string, req request, since uint64) bool {
 	c, elsewhere, err := a.remoteCall(ctx, method, req)
 	return err == nil && elsewhere && a.Cluster.Executors.Moved(ctx, c.ExecutedBy(), since)
 }
@@ -177,7 +180,7 @@ func (a *Active) remoteCall(
 			return registry.Invalid("no node %s has registered in the cluster", by.Node)
 		}
 		_, alive := v.NodeLease(by.Node)
-		here = forgets[method] && node.Lost() && !alive
+		here = recordsOnly[method] && node.Lost() && !alive
 		elsewhere = by.Node != "" || v.Executed(by.Plugin)
 		return nil
 	})
@@ -187,7 +190,7 @@ func (a *Active) remoteCall(
 	if instance, found := a.Table.Find(registry.RoleController, c.Plugin); found {
 		healthy := instance.Health.State == registry.Healthy
 		switch local := c.To == "" && instance.Local(); {
-		case local, healthy && asked[method]:
+		case local, healthy && reading[method]:
 			elsewhere = false
 		case healthy: // this node may become the executor
 			elsewhere = true

@@ -102,7 +102,7 @@ func force(
 		if f.DryRun {
 			return carryOut()
 		}
-		return removed(ctx, a, call, index, carryOut)
+		return runRemoval(ctx, a, call, index, carryOut)
 	})
 	return steps, at, err
 }

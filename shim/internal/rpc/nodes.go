@@ -3,7 +3,6 @@ package rpc
 import (
 	"cmp"
 	"context"
-	"slices"
 	"time"
 
 	pb "holdfast/proto/holdfast/v1"
@@ -200,7 +199,7 @@ func (n *nodes) Feasible(ctx context.Context, req *pb.FeasibleNodesRequest) (*pb
 		return nil, err
 	}
 	reply.Answer = answer
-	for f := range slices.Values(list) {
+	for _, f := range list {
 		reply.Nodes = append(reply.Nodes, wire.NodeFeasibleProto(f))
 	}
 	return reply, nil

@@ -2,7 +2,6 @@ package rpc
 
 import (
 	"context"
-	"errors"
 	"sync"
 
 	pb "holdfast/proto/holdfast/v1"
@@ -94,8 +93,6 @@ func (n *Notifier) end(wake chan struct{}, buckets []registry.Bucket) {
 	}
 }
 
-var errWaited = errors.New("the time to wait is over")
-
 // await waits for a change of the records in the buckets, if the page asks for that. It also returns nil once the time
 // to wait is over.
 func (a *Active) await(ctx context.Context, p *pb.Page, buckets []registry.Bucket) error {
@@ -108,10 +105,10 @@ func (a *Active) await(ctx context.Context, p *pb.Page, buckets []registry.Bucke
 	}
 	ctx, cancel := a.whileActive(ctx)
 	defer cancel()
-	ctx, stop := context.WithTimeoutCause(ctx, wait, errWaited)
+	limited, stop := context.WithTimeout(ctx, wait)
 	defer stop()
-	err := a.Notifier.Wait(ctx, registry.Seq(p.GetMinIndex()), buckets...)
-	if errors.Is(err, errWaited) {
+	err := a.Notifier.Wait(limited, registry.Seq(p.GetMinIndex()), buckets...)
+	if ctx.Err() == nil {
 		return nil
 	}
 	return err

@@ -260,8 +260,8 @@ func (o *operations) close(ctx context.Context, long time.Duration) error {
 	}
 }
 
-// forEver stands for no limit, in closing.
-const forEver = 24 * time.Hour
+// noLimit is the argument of closing that waits for every operation, however old it is.
+const noLimit = 24 * time.Hour
 
 // closing returns how long to wait for operations, and a channel that is closed when one of them changes. If there is
 // no operation to wait for, the channel is nil.
@@ -270,10 +270,10 @@ func (o *operations) closing(long time.Duration) (changed chan struct{}, wait ti
 	defer o.mu.Unlock()
 	o.closed = true
 	if long <= 0 {
-		long = forEver
+		long = noLimit
 	}
 	for _, running := range o.inFlight {
-		if long == forEver || !running.waits {
+		if long == noLimit || !running.waits {
 			wait = max(wait, long-time.Since(running.since))
 		}
 	}

@@ -134,12 +134,12 @@ type Server struct {
 	active     atomic.Pointer[Active]
 	hello      atomic.Pointer[Hello]
 	operations operations
-	services   services
+	services   map[string]service // by name, for Serve
 }
 
 // New returns a server for life. The server calls the host through callbacks.
 func New(life Life, callbacks *Callbacks, log hclog.Logger) *Server {
-	return &Server{life: life, callbacks: callbacks, log: log}
+	return &Server{life: life, callbacks: callbacks, log: log, services: map[string]service{}}
 }
 
 // Set makes the server serve a. If a is nil, the server serves as a candidate.
@@ -161,7 +161,7 @@ func (s *Server) Resume() { s.operations.open() }
 
 // Register registers every service at g.
 func (s *Server) Register(g grpc.ServiceRegistrar) {
-	g = recorder{g, &s.services}
+	g = recorder{g, s.services}
 	pb.RegisterControlServer(g, &control{s: s})
 	pb.RegisterJobsServer(g, &jobs{s: s})
 	pb.RegisterTasksServer(g, &tasks{s: s})

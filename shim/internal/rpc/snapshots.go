@@ -30,7 +30,7 @@ func (n *snapshots) CreateGroup(ctx context.Context, req *pb.CreateSnapshotReque
 func (n *snapshots) create(
 	ctx context.Context, method string, req *pb.CreateSnapshotRequest, group bool,
 ) (*pb.CreateSnapshotReply, error) {
-	snapshot, at, err := change(ctx, n.s, method, req, answered(
+	snapshot, at, err := change(ctx, n.s, method, req, withStoredAnswer(
 		func(ctx context.Context, a *Active, call registry.Call) (registry.VolumeSnapshot, error) {
 			spec, err := snapshotSpec(req.GetSpec(), group)
 			if err != nil {
@@ -130,7 +130,7 @@ func (n *snapshots) remove(
 		if err != nil {
 			return err
 		}
-		return removed(ctx, a, call, func(v registry.View) registry.Seq { return index(v, name) },
+		return runRemoval(ctx, a, call, func(v registry.View) registry.Seq { return index(v, name) },
 			func() error { return run(a.Snapshots, ctx, call, name) })
 	})
 }

@@ -25,7 +25,7 @@ func (v *volumeChanges) Update(ctx context.Context, req *pb.UpdateVolumeRequest)
 		})
 		return done, err
 	}
-	done, at, err := change(ctx, v.s, "VolumeChanges.Update", req, answered(run))
+	done, at, err := change(ctx, v.s, "VolumeChanges.Update", req, withStoredAnswer(run))
 	reply := &pb.UpdateVolumeReply{Answer: at, Volume: volumeProto(done.Volume)}
 	for _, c := range done.Changes {
 		reply.Changes = append(reply.Changes, wire.FieldChangeProto(c))
@@ -34,7 +34,7 @@ func (v *volumeChanges) Update(ctx context.Context, req *pb.UpdateVolumeRequest)
 }
 
 func (v *volumeChanges) Adopt(ctx context.Context, req *pb.AdoptVolumeRequest) (*pb.AdoptVolumeReply, error) {
-	volume, at, err := change(ctx, v.s, "VolumeChanges.Adopt", req, answered(
+	volume, at, err := change(ctx, v.s, "VolumeChanges.Adopt", req, withStoredAnswer(
 		func(ctx context.Context, a *Active, _ registry.Call) (registry.Volume, error) {
 			spec, err := checkSpec(wire.VolumeSpec(req.GetSpec()))
 			if err != nil {
@@ -69,7 +69,7 @@ func (v *volumeChanges) ListAtPlugin(
 }
 
 func (v *volumeChanges) Modify(ctx context.Context, req *pb.ModifyVolumeRequest) (*pb.ModifyVolumeReply, error) {
-	volume, at, err := change(ctx, v.s, "VolumeChanges.Modify", req, answered(
+	volume, at, err := change(ctx, v.s, "VolumeChanges.Modify", req, withStoredAnswer(
 		func(ctx context.Context, a *Active, call registry.Call) (registry.Volume, error) {
 			name, err := volumeName(req.GetName())
 			if err != nil {

@@ -27,7 +27,7 @@ func (v *volumes) Parse(ctx context.Context, req *pb.ParseVolumeRequest) (*pb.Pa
 }
 
 func (v *volumes) Create(ctx context.Context, req *pb.CreateVolumeRequest) (*pb.CreateVolumeReply, error) {
-	volume, at, err := change(ctx, v.s, "Volumes.Create", req, answered(
+	volume, at, err := change(ctx, v.s, "Volumes.Create", req, withStoredAnswer(
 		func(ctx context.Context, a *Active, call registry.Call) (registry.Volume, error) {
 			spec, err := checkSpec(wire.VolumeSpec(req.GetSpec()))
 			if err != nil {
@@ -41,7 +41,7 @@ func (v *volumes) Create(ctx context.Context, req *pb.CreateVolumeRequest) (*pb.
 }
 
 func (v *volumes) Register(ctx context.Context, req *pb.RegisterVolumeRequest) (*pb.RegisterVolumeReply, error) {
-	volume, at, err := change(ctx, v.s, "Volumes.Register", req, answered(
+	volume, at, err := change(ctx, v.s, "Volumes.Register", req, withStoredAnswer(
 		func(ctx context.Context, a *Active, _ registry.Call) (registry.Volume, error) {
 			spec, err := checkSpec(wire.VolumeSpec(req.GetSpec()))
 			if err != nil {
@@ -55,7 +55,7 @@ func (v *volumes) Register(ctx context.Context, req *pb.RegisterVolumeRequest) (
 }
 
 func (v *volumes) Expand(ctx context.Context, req *pb.ExpandVolumeRequest) (*pb.ExpandVolumeReply, error) {
-	volume, at, err := change(ctx, v.s, "Volumes.Expand", req, answered(
+	volume, at, err := change(ctx, v.s, "Volumes.Expand", req, withStoredAnswer(
 		func(ctx context.Context, a *Active, call registry.Call) (registry.Volume, error) {
 			name, err := volumeName(req.GetName())
 			if err != nil {
@@ -77,7 +77,7 @@ func (v *volumes) Delete(ctx context.Context, req *pb.DeleteVolumeRequest) (*pb.
 		if err != nil {
 			return err
 		}
-		return removed(ctx, a, call, indexOf(name), func() error { return a.Volumes.Delete(ctx, call, name) })
+		return runRemoval(ctx, a, call, indexOf(name), func() error { return a.Volumes.Delete(ctx, call, name) })
 	})
 	return &pb.DeleteVolumeReply{Answer: at}, err
 }
@@ -88,14 +88,14 @@ func (v *volumes) Deregister(ctx context.Context, req *pb.DeregisterVolumeReques
 		if err != nil {
 			return err
 		}
-		return removed(ctx, a, call, indexOf(name), func() error { return a.Volumes.Deregister(ctx, name) })
+		return runRemoval(ctx, a, call, indexOf(name), func() error { return a.Volumes.Deregister(ctx, name) })
 	})
 	return &pb.DeregisterVolumeReply{Answer: at}, err
 }
 
-// answered returns run, extended to store its answer. run commits records that nodes share, and the answer is a record
-// of this node. If a shim dies between the two, a replay finds the volume as requested and gets the same answer.
-func answered[T any](
+// withStoredAnswer returns run, extended to store its answer. run commits records that nodes share, and the answer is a
+// record of this node. If a shim dies between the two, a replay finds the volume as requested and gets the same answer.
+func withStoredAnswer[T any](
 	run func(context.Context, *Active, registry.Call) (T, error),
 ) func(context.Context, *Active, registry.Call) (T, error) {
 	return func(ctx context.Context, a *Active, call registry.Call) (T, error) {
@@ -117,10 +117,10 @@ func indexOf(name registry.VolumeName) createIndex {
 	}
 }
 
-// removed runs an operation that removes a record, and then stores the answer. Before, it stores which record the
+// runRemoval runs an operation that removes a record, and then stores the answer. Before, it stores which record the
 // operation is to remove. If the shim dies after the removal, a replay does not find that record and succeeds. Without
 // the stored record, the replay would fail like a call for an unknown volume.
-func removed(ctx context.Context, a *Active, call registry.Call, index createIndex, run func() error) error {
+func runRemoval(ctx context.Context, a *Active, call registry.Call, index createIndex, run func() error) error {
 	var begun registry.Operation
 	var replay bool
 	var created registry.Seq
