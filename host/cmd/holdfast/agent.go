@@ -54,7 +54,7 @@ With Type=notify, the agent tells systemd when it listens.`,
 			defer done()
 			state := p.stateDir()
 			e.traces = p.traces.Provider()
-			st, err := openService(ctx, state, p.runDir(state), e, p.logger("info"))
+			st, err := openService(ctx, state, p.makeRunDir(state), e, p.logger("info"))
 			if err != nil {
 				return places.locate(err)
 			}

@@ -60,11 +60,13 @@ func writeAllocs(to io.Writer, list []control.Alloc) error {
 }
 
 func writeAlloc(to io.Writer, a control.Alloc) error {
-	about := []any{"ID", a.ID, "Job", a.Job, "Group", fmt.Sprintf("%s[%d]", a.Group, a.Index), "State", a.State}
+	var about factList
+	about.add("ID", a.ID, "Job", a.Job, "Group", fmt.Sprintf("%s[%d]", a.Group, a.Index), "State", a.State)
 	if len(a.Waiting) == 0 { // otherwise the notices contain it
-		about = append(about, "Reason", a.Reason)
+		about.add("Reason", a.Reason)
 	}
-	err := facts(to, append(about, "Created", when(a.Created), "Ended", when(a.Ended))...)
+	about.add("Created", when(a.Created), "Ended", when(a.Ended))
+	err := columns(to, about)
 	err = errors.Join(err, writeNotices(to, a.Notices))
 	tasks := newTable("TASK", "DRIVER", "PLUGIN", "STATE", "ATTEMPT", "RESTARTS", "PROCESS", "LAST EXIT", "REASON")
 	for _, t := range a.Tasks {
@@ -94,11 +96,7 @@ func writeAlloc(to io.Writer, a control.Alloc) error {
 func writeUses(to io.Writer, uses []control.AllocVolume) error {
 	t := newTable("REQUEST", "VOLUME", "PLUGIN", "ACCESS", "ATTACH", "STAGE", "PUBLISH", "OPEN CALL")
 	for _, u := range uses {
-		call := ""
-		if u.Intent != nil {
-			call = fmt.Sprintf("%s, %s, try %d", u.Intent.RPC, u.Intent.Outcome, u.Intent.Attempt)
-		}
-		t.add(u.Request, u.Volume, u.Plugin, u.Access, u.Attached, u.Staged, u.Published, call)
+		t.add(u.Request, u.Volume, u.Plugin, u.Access, u.Attached, u.Staged, u.Published, callText(u.Intent))
 	}
 	return t.write(to, "no volumes")
 }

@@ -58,12 +58,12 @@ func newClaimExplain(p *program) *cobra.Command {
 }
 
 func writeExplanation(to io.Writer, e control.ClaimExplanation) error {
-	about := []any{"Volume", e.VolumeName(), "State", e.State, "Plugin", e.Plugin, "Executor", e.Executor}
+	var about factList
+	about.add("Volume", e.VolumeName(), "State", e.State, "Plugin", e.Plugin, "Executor", e.Executor)
 	if e.Intent != nil {
-		about = append(about, "Open call", fmt.Sprintf("%s, %s, try %d, since %s", e.Intent.RPC, e.Intent.Outcome,
-			e.Intent.Attempt, when(e.Intent.Since)))
+		about.add("Open call", callText(e.Intent)+", since "+when(e.Intent.Since))
 	}
-	err := facts(to, about...)
+	err := columns(to, about)
 	fmt.Fprintln(to)
 	err = errors.Join(err, writeClaims(to, e.Claims))
 	if len(e.Attachments) > 0 {

@@ -85,26 +85,13 @@ func openDoctor(ctx context.Context, p *program, shim string) (doctor, error) {
 			state, err)
 	}
 	call := func(ctx context.Context, r control.DoctorRequest) (host.Diagnosis, error) {
-		found, err := runShimDoctor(ctx, binary.Path, state, p.socketDir(state), r)
+		found, err := runShimDoctor(ctx, binary.Path, state, p.findRunDir(state, exists), r)
 		if f, wrong := agent.ExamineLedger(state); err == nil && wrong {
 			found.Findings = append([]host.Finding{f}, found.Findings...)
 		}
 		return found, err
 	}
 	return doctor{call, fmt.Sprintf("%s (no agent is running at %s)", binary.Path, state)}, nil
-}
-
-// socketDir returns the existing directory of sockets. It does not create it.
-func (p *program) socketDir(state string) string {
-	if p.run != "" {
-		return realPath(p.run)
-	}
-	for _, dir := range runDirs(state) {
-		if _, err := os.Lstat(dir); err == nil {
-			return dir
-		}
-	}
-	return runDirs(state)[0]
 }
 
 // shimExitTimeout bounds the exit of a shim after SIGTERM.

@@ -193,16 +193,14 @@ func writeJobs(to io.Writer, jobs []control.Job) error {
 }
 
 func writeJob(to io.Writer, j control.Job) error {
-	about := []any{"ID", j.ID, "Namespace", j.Namespace, "Type", j.Type, "Status", j.Status, "Version", j.Version,
-		"Stopped", yesNo(j.Stopped),
-		"Submitted", when(j.Submitted)}
-	if j.Waits != "" {
-		about = append(about, "Waits", j.Waits)
-	}
+	var about factList
+	about.add("ID", j.ID, "Namespace", j.Namespace, "Type", j.Type, "Status", j.Status, "Version", j.Version,
+		"Stopped", yesNo(j.Stopped), "Submitted", when(j.Submitted))
+	about.addKnown("Waits", j.Waits)
 	if j.Roll != nil {
-		about = append(about, "Plugin roll", j.Roll.String())
+		about.add("Plugin roll", j.Roll)
 	}
-	err := facts(to, about...)
+	err := columns(to, about)
 	groups := newTable("GROUP", "COUNT", "PLUGINS", "VOLUMES", "ALLOCS")
 	for _, g := range j.Groups {
 		groups.add(g.Name, g.Count, join(g.Plugins), join(g.Volumes), counts(g.Allocs))

@@ -112,14 +112,6 @@ If the node comes back after all, it unmounts its volumes and is listed again.`,
 	return c
 }
 
-// drainText describes the drain of a lost node. It is empty if there is none.
-func drainText(d registry.Drain) string {
-	if d.By == "" {
-		return ""
-	}
-	return strings.TrimSuffix("drained by "+d.By+": "+d.Reason, ": ")
-}
-
 func writeNodes(to io.Writer, list []host.NodeStatus) error {
 	t := newTable("ID", "STATE", "SINCE", "VERSION", "PLUGINS", "CLAIMS", "ATTACHMENTS")
 	for _, n := range list {
@@ -139,10 +131,14 @@ func writeNodes(to io.Writer, list []host.NodeStatus) error {
 }
 
 func writeNode(to io.Writer, n host.NodeStatus) error {
-	err := facts(to, "ID", n.Name, "State", control.NodeState(n), "Cluster", n.Unformed, "By", n.By,
+	drain := ""
+	if d := n.Drain; d.By != "" {
+		drain = strings.TrimSuffix("drained by "+d.By+": "+d.Reason, ": ")
+	}
+	err := writeFacts(to, "ID", n.Name, "State", control.NodeState(n), "Cluster", n.Unformed, "By", n.By,
 		"Reason", n.Reason, "Since", when(n.Since), "Deadline", when(n.Deadline), "Alive since", when(n.AliveSince),
 		"Seen suspect here since", when(n.SuspectSince), "Version", n.Version, "Epoch", n.Epoch,
-		"Once back", drainText(n.Drain))
+		"Once back", drain)
 	t := newTable("PLUGIN", "NODE", "CONTROLLER", "EXECUTOR", "NODE ID", "TOPOLOGY", "CLAIMS", "ATTACHMENTS", "LIMIT")
 	for _, p := range n.Plugins {
 		topology := ""

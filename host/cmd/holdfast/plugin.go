@@ -136,7 +136,7 @@ func writeCapacity(to io.Writer, c host.PluginCapacity) error {
 		}
 		return cmp.Or(display.Size(*bytes), "0 B")
 	}
-	return facts(to, "Available", limit(&c.Available), "Largest volume", limit(c.Maximum), "Smallest volume",
+	return writeFacts(to, "Available", limit(&c.Available), "Largest volume", limit(c.Maximum), "Smallest volume",
 		limit(c.Minimum))
 }
 
@@ -160,22 +160,22 @@ func writePlugins(to io.Writer, list []control.Plugin) error {
 }
 
 func writePlugin(to io.Writer, p control.Plugin) error {
-	about := []any{"ID", p.ID, "Provider", p.Provider, "Version", p.Version}
+	var about factList
+	about.add("ID", p.ID, "Provider", p.Provider, "Version", p.Version)
 	for _, r := range p.Rolls {
-		about = append(about, "Roll", r.String())
+		about.add("Roll", r)
 	}
 	for _, i := range p.Instances {
 		if c := i.Storage; i.Active && c.Abnormal {
-			about = append(about, "Storage", fmt.Sprintf("unhealthy since %s: %s", when(c.Since), c.Text()))
+			about.add("Storage", fmt.Sprintf("unhealthy since %s: %s", when(c.Since), c.Text()))
 		}
 	}
 	for _, t := range p.Tasks {
 		if t.Problem != "" {
-			about = append(about, "Not healthy yet",
-				fmt.Sprintf("task %s of alloc %s: %s", t.Task, short(t.Alloc), t.Problem))
+			about.add("Not healthy yet", fmt.Sprintf("task %s of alloc %s: %s", t.Task, short(t.Alloc), t.Problem))
 		}
 	}
-	err := facts(to, about...)
+	err := columns(to, about)
 	roles := newTable("ROLE", "HEALTHY", "EXPECTED", "LAST ERROR")
 	for _, r := range p.Roles {
 		roles.add(r.Role, r.Healthy, r.Expected, r.Reason)

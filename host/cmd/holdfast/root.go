@@ -305,17 +305,18 @@ func runDirs(state string) []string {
 	return []string{first, state + "/run"}
 }
 
-// runDir returns the first of runDirs that can be created.
-func (p *program) runDir(state string) string {
+// findRunDir returns the run directory of the flags or, without one, the first of runDirs that is suitable.
+func (p *program) findRunDir(state string, suitable func(dir string) bool) string {
 	if p.run != "" {
 		return realPath(p.run)
 	}
-	for _, dir := range runDirs(state) {
-		if os.MkdirAll(dir, 0o700) == nil {
-			return dir
-		}
-	}
-	return runDirs(state)[0]
+	dirs := runDirs(state)
+	return dirs[max(0, slices.IndexFunc(dirs, suitable))]
+}
+
+// makeRunDir creates the run directory of an agent.
+func (p *program) makeRunDir(state string) string {
+	return p.findRunDir(state, func(dir string) bool { return os.MkdirAll(dir, 0o700) == nil })
 }
 
 // client returns a client for the agent that the flags select. It shows what its calls wait for.
@@ -328,19 +329,15 @@ func (p *program) client() *control.Client {
 
 // socket returns the path of the agent's control socket.
 func (p *program) socket() string {
-	switch {
-	case p.address != "":
+	if p.address != "" {
 		return strings.TrimPrefix(p.address, "unix://")
-	case p.run != "":
-		return control.Socket(realPath(p.run))
 	}
-	dirs := runDirs(p.stateDir())
-	for _, dir := range dirs {
-		if _, err := os.Lstat(control.Socket(dir)); err == nil {
-			return control.Socket(dir)
-		}
-	}
-	return control.Socket(dirs[0])
+	return control.Socket(p.findRunDir(p.stateDir(), func(dir string) bool { return exists(control.Socket(dir)) }))
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
 }
 
 // checkLevel refuses an unknown log level.

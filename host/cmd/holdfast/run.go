@@ -75,7 +75,7 @@ func runForeground(ctx context.Context, p *program, f *runFlags, paths []string)
 		temporary = true
 	}
 	state = realPath(state)
-	run := p.runDir
+	run := p.makeRunDir
 	if temporary && p.run == "" {
 		run = func(state string) string { return state + "/run" }
 	}

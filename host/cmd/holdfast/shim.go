@@ -33,40 +33,31 @@ func newShimStatus(p *program) *cobra.Command {
 }
 
 func writeShim(to io.Writer, s control.Shim) error {
-	list := shimFacts(s.ShimState)
-	if s.Serving {
-		list = append(list, "Version", s.Version, "Process", s.PID, "Generation", s.Generation, "Index", s.Index,
-			"Protocol", s.Protocol,
-			"Schema", s.Schema, "Open calls", s.OpenIntents, "Instances", s.Instances, "Allocs", s.Allocs)
-		if s.ClusterProblem != "" {
-			list = append(list, "Cluster", s.ClusterProblem)
-		}
-	}
-	return facts(to, list...)
-}
-
-// shimFacts returns the state of the shim as pairs of name and value.
-func shimFacts(s host.ShimState) []any {
 	serves := "since " + when(s.Since)
 	if !s.Serving {
 		serves = "no, since " + when(s.Since) + "; calls wait"
 	}
-	list := []any{"Serving", serves, "SHA-256", s.SHA256}
+	var about factList
+	about.add("Serving", serves, "SHA-256", s.SHA256)
 	if s.Failures > 0 {
-		list = append(list, "Consecutive failures", s.Failures, "Last failure", s.Reason)
+		about.add("Consecutive failures", s.Failures, "Last failure", s.Reason)
 	}
 	if !s.Serving && !s.Next.IsZero() {
-		list = append(list, "Next start", when(s.Next), "To repair", "holdfast shim swap PATH")
+		about.add("Next start", when(s.Next), "To repair", "holdfast shim swap PATH")
 	}
 	if !s.Bakes.IsZero() {
-		list = append(list, "Previous shim", "standby until "+when(s.Bakes))
+		about.add("Previous shim", "standby until "+when(s.Bakes))
 	}
 	if swap := s.Swap; swap != nil {
-		list = append(list, "Swap", fmt.Sprintf("to %s, by %s, started %s", cmp.Or(swap.Path, "a stored binary"),
-			swap.By, when(swap.Began)),
-			"Swap step", fmt.Sprintf("%s, since %s", swap.Step, when(swap.Since)))
+		about.add("Swap", fmt.Sprintf("to %s, by %s, started %s", cmp.Or(swap.Path, "a stored binary"), swap.By,
+			when(swap.Began)), "Swap step", fmt.Sprintf("%s, since %s", swap.Step, when(swap.Since)))
 	}
-	return list
+	if s.Serving {
+		about.add("Version", s.Version, "Process", s.PID, "Generation", s.Generation, "Index", s.Index, "Protocol",
+			s.Protocol, "Schema", s.Schema, "Open calls", s.OpenIntents, "Instances", s.Instances, "Allocs", s.Allocs)
+		about.addKnown("Cluster", s.ClusterProblem)
+	}
+	return columns(to, about)
 }
 
 func newShimSwap(p *program) *cobra.Command {
@@ -177,7 +168,7 @@ func writeSwapped(to io.Writer, s host.SwapReport, now host.ShimState) error {
 		fmt.Fprintf(to, "; if it dies, %s takes over again, until %s", short(s.From), when(now.Bakes))
 	}
 	fmt.Fprint(to, "\n\n")
-	return facts(to, "Outcome", s.Outcome, "From", short(s.From), "To", short(s.To), "Protocol", s.Protocol,
+	return writeFacts(to, "Outcome", s.Outcome, "From", short(s.From), "To", short(s.To), "Protocol", s.Protocol,
 		"Generation", s.Generation,
 		"Steps", stepsText(s.Steps), "Calls held", s.Held, "Held at most", s.Hold.Round(100*time.Microsecond),
 		"Warnings", strings.Join(s.Warnings, "; "))

@@ -192,31 +192,29 @@ func writeGroups(to io.Writer, list []host.Snapshot) error {
 }
 
 func writeSnapshot(to io.Writer, s host.Snapshot) error {
-	list := []any{"ID", s.ID, "Namespace", s.Namespace, "Name", s.Name}
+	var about factList
+	about.add("ID", s.ID, "Namespace", s.Namespace, "Name", s.Name)
 	for _, m := range s.Members {
-		list = append(list, "Snapshot",
-			fmt.Sprintf("%s of volume %s (external ID %s, %s)", s.MemberID(m.Volume), m.Volume, string(m.External),
-				display.Size(m.Size)))
+		about.add("Snapshot", fmt.Sprintf("%s of volume %s (external ID %s, %s)", s.MemberID(m.Volume), m.Volume,
+			string(m.External), display.Size(m.Size)))
 	}
 	if !s.IsGroup() {
-		list = append(list, "Volume", s.Volume, "Size", display.Size(s.Size))
+		about.add("Volume", s.Volume, "Size", display.Size(s.Size))
 	}
-	list = append(list, "Plugin", s.Plugin, "External ID", string(s.External), "State", s.State, "Taken", when(s.Taken),
-		"Since", when(s.Since))
-	if s.Group != "" {
-		list = append(list, "Group snapshot", string(s.Group))
-	}
+	about.add("Plugin", s.Plugin, "External ID", string(s.External), "State", s.State, "Taken", when(s.Taken), "Since",
+		when(s.Since))
+	about.addKnown("Group snapshot", string(s.Group))
 	if s.Failure.Code != "" {
-		list = append(list, "Last error", fmt.Sprintf("%s: %s: %s", s.Failure.RPC, s.Failure.Code, s.Failure.Detail))
+		about.add("Last error", fmt.Sprintf("%s: %s: %s", s.Failure.RPC, s.Failure.Code, s.Failure.Detail))
 	}
 	if s.State == registry.SnapshotDeleting {
 		kind := control.Snapshots
 		if s.IsGroup() {
 			kind = control.GroupSnapshots
 		}
-		list = append(list, "Next", fmt.Sprintf("Holdfast repeats the deletion; to see what is in the way: %s; "+
+		about.add("Next", fmt.Sprintf("Holdfast repeats the deletion; to see what is in the way: %s; "+
 			"to remove only the record: %s", kind.CommandLine("delete", s.SnapshotName()),
 			kind.CommandLine("deregister", s.SnapshotName())))
 	}
-	return facts(to, list...)
+	return columns(to, about)
 }

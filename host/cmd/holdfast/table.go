@@ -13,6 +13,7 @@ import (
 
 	"holdfast/host/agent/control"
 	"holdfast/internal/display"
+	"holdfast/registry"
 )
 
 func writeJSON(to io.Writer, v any) error {
@@ -116,14 +117,36 @@ func writeWrapped(to io.Writer, text, indent string, width int) error {
 	return nil
 }
 
-// facts writes pairs of name and value, one per line.
-func facts(to io.Writer, pairs ...any) error {
-	var rows [][]string
+// factList has names with their values, which are written one per line.
+type factList [][]string
+
+// add adds pairs of a name and a value. An empty value is written as -.
+func (l *factList) add(pairs ...any) {
 	for i := 0; i+1 < len(pairs); i += 2 {
-		value := clean(fmt.Sprint(pairs[i+1]))
-		rows = append(rows, []string{fmt.Sprint(pairs[i]), cmp.Or(value, "-")})
+		*l = append(*l, []string{fmt.Sprint(pairs[i]), cmp.Or(clean(fmt.Sprint(pairs[i+1])), "-")})
 	}
-	return columns(to, rows)
+}
+
+// addKnown adds a name with its value, unless the value is empty.
+func (l *factList) addKnown(name, value string) {
+	if value != "" {
+		l.add(name, value)
+	}
+}
+
+// writeFacts writes pairs of a name and a value.
+func writeFacts(to io.Writer, pairs ...any) error {
+	var l factList
+	l.add(pairs...)
+	return columns(to, l)
+}
+
+// callText describes an open CSI call. It is empty without one.
+func callText(call *registry.Intent) string {
+	if call == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s, %s, try %d", call.RPC, call.Outcome, call.Attempt)
 }
 
 // columns aligns rows in columns.

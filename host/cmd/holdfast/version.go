@@ -41,13 +41,13 @@ func newVersion(p *program) *cobra.Command {
 			if p.json {
 				return writeJSON(p.out, v)
 			}
-			list := []any{"holdfast", v.Version, "Revision", v.Revision, "Go", v.Go + " " + v.Platform,
-				"Protocols", fmt.Sprint(v.Protocols)}
-			if v.Shim != nil {
-				list = append(list, "Running shim", fmt.Sprintf("%s, protocol %d, schema %d", v.Shim.Version,
-					v.Shim.Protocol, v.Shim.Schema))
+			var about factList
+			about.add("holdfast", v.Version, "Revision", v.Revision, "Go", v.Go+" "+v.Platform,
+				"Protocols", v.Protocols)
+			if s := v.Shim; s != nil {
+				about.add("Running shim", fmt.Sprintf("%s, protocol %d, schema %d", s.Version, s.Protocol, s.Schema))
 			}
-			return facts(p.out, list...)
+			return columns(p.out, about)
 		}}
 }
 

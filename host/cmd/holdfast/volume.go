@@ -30,9 +30,8 @@ func newVolume(p *program) *cobra.Command {
 			volumeName, (*control.Client).DeregisterVolume))
 }
 
-type createVolumeFunc func(*control.Client, context.Context, control.Submission) (control.Volume, error)
-
-func newVolumeCreate(p *program, verb, short string, do createVolumeFunc) *cobra.Command {
+func newVolumeCreate(p *program, verb, short string,
+	do func(*control.Client, context.Context, control.Submission) (control.Volume, error)) *cobra.Command {
 	v, wait, node := &variables{}, time.Duration(0), ""
 	c := &cobra.Command{
 		Use: verb + " FILE...", Short: short,
@@ -146,20 +145,34 @@ func writeVolumes(to io.Writer, list []control.Volume) error {
 }
 
 func writeVolume(to io.Writer, v control.Volume) error {
-	call := ""
-	if v.Intent != nil {
-		call = fmt.Sprintf("%s, %s, try %d", v.Intent.RPC, v.Intent.Outcome, v.Intent.Attempt)
-		if v.Intent.Detail != "" {
-			call += ": " + v.Intent.Detail
-		}
+	var about factList
+	about.add("ID", v.ID, "Namespace", v.Namespace, "Name", v.Name, "Plugin", v.Plugin, "External ID",
+		string(v.External), "State", v.State)
+	if v.Source != (registry.Source{}) {
+		about.add("Filled from", v.Source.String())
 	}
-	err := facts(to, slices.Concat(
-		[]any{"ID", v.ID, "Namespace", v.Namespace, "Name", v.Name, "Plugin", v.Plugin, "External ID",
-			string(v.External), "State", v.State},
-		sourceFacts(v), originFacts(v), topologyFacts(v), []any{"Capacity", display.Size(v.Capacity)},
-		mutableFacts(v), usageFacts(v), engineFacts(v),
-		[]any{"Attach", v.Attached, "Stage", v.Staged, "Staged at", v.StagedAt, "Open call", call, "Since",
-			when(v.Since)})...)
+	if v.Origin != (registry.Origin{}) {
+		about.add("Created with", fmt.Sprintf("volume %s of job %s, group %s", v.Origin.Request, v.Origin.Job,
+			v.Origin.Group))
+	}
+	if v.DeleteWith != "" {
+		about.add("Deleted with", "alloc "+short(v.DeleteWith))
+	}
+	about.addKnown("Node", string(v.Node))
+	if len(v.Accessible) > 0 {
+		about.add("Accessible from", registry.Topologies(v.Accessible))
+	}
+	about.add("Capacity", display.Size(v.Capacity))
+	about.addKnown("Mutable parameters", parameterList(v.Mutable))
+	about.addUsage(v)
+	about.addContainers(v)
+	call := callText(v.Intent)
+	if v.Intent != nil && v.Intent.Detail != "" {
+		call += ": " + v.Intent.Detail
+	}
+	about.add("Attach", v.Attached, "Stage", v.Staged, "Staged at", v.StagedAt, "Open call", call,
+		"Since", when(v.Since))
+	err := columns(to, about)
 	err = errors.Join(err, writeNotices(to, v.Notices))
 	modes := newTable("ACCESS MODE", "ATTACHMENT MODE")
 	for _, c := range v.Capabilities {
@@ -187,64 +200,27 @@ func writeVolume(to io.Writer, v control.Volume) error {
 	return errors.Join(err, users.write(to, "not in use"))
 }
 
-// sourceFacts returns the fact about the source from which a volume was filled, if there is one.
-func sourceFacts(v control.Volume) []any {
-	if v.Source == (registry.Source{}) {
-		return nil
-	}
-	return []any{"Filled from", v.Source.String()}
-}
-
-// originFacts returns the facts about the job whose create block has made a volume, if there is one.
-func originFacts(v control.Volume) (facts []any) {
-	if v.Origin != (registry.Origin{}) {
-		facts = append(facts, "Created with",
-			fmt.Sprintf("volume %s of job %s, group %s", v.Origin.Request, v.Origin.Job, v.Origin.Group))
-	}
-	if v.DeleteWith != "" {
-		facts = append(facts, "Deleted with", "alloc "+short(v.DeleteWith))
-	}
-	return facts
-}
-
-// topologyFacts returns the facts about the node of a volume and about its topologies, if it has any.
-func topologyFacts(v control.Volume) (facts []any) {
-	if v.Node != "" {
-		facts = append(facts, "Node", v.Node)
-	}
-	if len(v.Accessible) > 0 {
-		facts = append(facts, "Accessible from", registry.Topologies(v.Accessible))
-	}
-	return facts
-}
-
-// engineFacts returns the fact about the containers of an engine that use a volume.
-func engineFacts(v control.Volume) (facts []any) {
+// addContainers adds the containers of engines that use a volume.
+func (l *factList) addContainers(v control.Volume) {
 	for _, h := range v.Holders {
-		if len(h.Engines) > 0 {
-			facts = append(facts, "Mounted by", h.EngineNames())
-		}
+		l.addKnown("Mounted by", h.EngineNames())
 		var ids []string
 		for _, id := range h.Containers {
 			ids = append(ids, id[:min(12, len(id))])
 		}
-		if len(ids) > 0 {
-			facts = append(facts, "Containers", strings.Join(ids, ", "))
-		}
+		l.addKnown("Containers", strings.Join(ids, ", "))
 	}
-	return facts
 }
 
-// usageFacts returns the facts about the usage of a volume.
-func usageFacts(v control.Volume) (facts []any) {
+// addUsage adds the usage of a volume.
+func (l *factList) addUsage(v control.Volume) {
 	names := map[string]string{"bytes": "Used", "inodes": "Inodes used"}
 	for _, u := range v.Usage {
-		facts = append(facts, cmp.Or(names[u.Unit], "Used ("+clean(u.Unit)+")"), usageText(u))
+		l.add(cmp.Or(names[u.Unit], "Used ("+clean(u.Unit)+")"), usageText(u))
 	}
 	if v.Unmeasured != "" {
-		facts = append(facts, "Used", "unknown: "+v.Unmeasured)
+		l.add("Used", "unknown: "+v.Unmeasured)
 	}
-	return facts
 }
 
 // usageText formats the usage of a unit.

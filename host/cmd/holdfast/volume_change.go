@@ -60,14 +60,6 @@ func parameterList(parameters map[string]string) string {
 	return strings.Join(list, " ")
 }
 
-// mutableFacts returns the fact about the mutable parameters of a volume, if it has any.
-func mutableFacts(v control.Volume) []any {
-	if len(v.Mutable) == 0 {
-		return nil
-	}
-	return []any{"Mutable parameters", parameterList(v.Mutable)}
-}
-
 func newVolumeUpdate(p *program) *cobra.Command {
 	v, wait, dryRun := &variables{}, time.Duration(0), false
 	c := &cobra.Command{
