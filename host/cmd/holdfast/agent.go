@@ -24,17 +24,17 @@ func newAgent(p *program) *cobra.Command {
 the next agent of this state directory adopts them. With --stop-tasks it first
 stops all tasks, users of volumes before plugins.
 
-The agent refuses to start if tasks are running whose records are lost (agent.db,
-or shim.db for tasks that use volumes). --recover=adopt rebuilds the records and
-adopts the tasks. --recover=stop stops them and deletes their jobs.
+The agent refuses to start if tasks are running whose records are lost
+(agent.db, or shim.db for tasks that use volumes). --recover=adopt rebuilds the
+records and adopts the tasks. --recover=stop stops them and deletes their jobs.
 Mounts of lost records stay until holdfast doctor --repair removes them.
 
 The configuration file of --config has most flags as keys, with underscores:
 log_level = "debug". Flags and variables of the environment have precedence.
 A cluster block makes the node share volumes with other nodes, through etcd.
 
-A systemd unit needs KillMode=process, or systemd kills the tasks with the agent.
-With Type=notify, the agent tells systemd when it listens.`,
+A systemd unit needs KillMode=process, or systemd kills the tasks with the
+agent. With Type=notify, the agent tells systemd when it listens.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			signals, stop := endSignals()
 			defer stop()

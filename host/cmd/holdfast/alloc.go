@@ -24,8 +24,8 @@ func newAllocRestart(p *program) *cobra.Command {
 	force := false
 	c := &cobra.Command{
 		Use: "restart ID [TASK]", Short: "Restart the tasks of an alloc, or one of them",
-		Long: "Restart the running tasks of an alloc, or one of them. Its volumes stay mounted, and the restart " +
-			"policy of the job does not count it.",
+		Long: `Restart the running tasks of an alloc, or one of them. Its volumes stay mounted,
+and the restart policy of the job does not count it.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			tasks, err := p.client().RestartAlloc(c.Context(), args[0], strings.Join(args[1:], ""), force)
 			return showLine(p, err, map[string]any{"id": args[0], "tasks": tasks}, "alloc %s: restarting %s", args[0],
@@ -41,7 +41,8 @@ func newAllocStop(p *program) *cobra.Command {
 	force := false
 	c := &cobra.Command{
 		Use: "stop ID...", Short: "Stop allocs; their jobs place others instead",
-		Long: "Stop allocs and release their volumes. Each job that is not stopped places another alloc instead.",
+		Long: `Stop allocs and release their volumes. Each job that is not stopped places
+another alloc instead.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			err := p.client().StopAlloc(c.Context(), args[0], force)
 			return showLine(p, err, map[string]string{"id": args[0]}, "alloc %s is stopping", args[0])

@@ -27,12 +27,13 @@ func newAllocExec(p *program) *cobra.Command {
 	stdin, terminal := true, isTerminal(os.Stdin) && isTerminal(os.Stdout)
 	c := &cobra.Command{
 		Use: "exec ID [TASK] -- COMMAND...", Short: "Run a command in a running task",
-		Long: "Run a command in the file system and the environment of a running task, as its user. TASK may be " +
-			"omitted if the alloc has one task. The exit code is that of the command, or 128 plus the number of the " +
-			"signal that ended it.\n\n" +
-			"SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on. The command, and all that it has " +
-			"started, is killed when this program or the task ends. In a container, it continues if the agent is " +
-			"killed.",
+		Long: `Run a command in the file system and the environment of a running task, as its
+user. TASK may be omitted if the alloc has one task. The exit code is that of
+the command, or 128 plus the number of the signal that ended it.
+
+SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on. The
+command, and all that it has started, is killed when this program or the task
+ends. In a container, it continues if the agent is killed.`,
 		Args: func(c *cobra.Command, args []string) error {
 			if n := c.ArgsLenAtDash(); n < 1 || n > 2 || n == len(args) {
 				return usageError{fmt.Errorf("name an alloc, and a command after --; usage: %s", c.UseLine())}

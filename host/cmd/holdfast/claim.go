@@ -45,8 +45,9 @@ func newClaimExplain(p *program) *cobra.Command {
 	namespace := ""
 	c := &cobra.Command{
 		Use: "explain VOLUME", Short: "Say who holds a volume, what waits for it, and what happens next",
-		Long: "Say who holds a volume, where it is attached, which allocs of this node wait for it, since when, and " +
-			"what happens next. For allocs of another node, run this command there.",
+		Long: `Say who holds a volume, where it is attached, which allocs of this node wait for
+it, since when, and what happens next. For allocs of another node, run this
+command there.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			e, err := p.client().ExplainClaims(c.Context(), volumeName(namespace, args[0]))
 			p.warnStale(e.Stale)
@@ -86,10 +87,13 @@ func newClaimRelease(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "release VOLUME ALLOC --force --confirm ALLOC",
 		Short: "Release a claim of a node that is gone, or of an alloc that is unknown",
-		Long: "Release the claims of an alloc on a volume. The volume is detached from the alloc's node first.\n\n" +
-			"This is for an alloc that cannot be stopped, because its node is not alive, or because it is an alloc " +
-			"of this node without a record here. If the volume is still mounted on the node, two writers may " +
-			"destroy its data. All other claims are released when their allocs are stopped.",
+		Long: `Release the claims of an alloc on a volume. The volume is detached from the
+alloc's node first.
+
+This is for an alloc that cannot be stopped, because its node is not alive, or
+because it is an alloc of this node without a record here. If the volume is
+still mounted on the node, two writers may destroy its data. All other claims
+are released when their allocs are stopped.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			o, err := f.options("holdfast alloc stop")
 			if err != nil {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -9,11 +8,9 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 )
 
 // defaultConfig is the configuration file that packages install.
@@ -210,10 +207,8 @@ func migrate(
 func runShim(
 	ctx context.Context, shim, cluster string, args []string, read func(*json.Decoder) error,
 ) error {
-	var errs bytes.Buffer
-	cmd := exec.CommandContext(ctx, shim, args...)
-	cmd.Stdin, cmd.Stderr, cmd.WaitDelay = strings.NewReader(cluster), &errs, shimExitTimeout
-	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
+	cmd, explain := shimCommand(ctx, shim, args)
+	cmd.Stdin = strings.NewReader(cluster)
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
@@ -224,8 +219,7 @@ func runShim(
 	unread := read(json.NewDecoder(out))
 	switch err := cmd.Wait(); {
 	case err != nil:
-		return errors.New(cmp.Or(strings.TrimPrefix(strings.TrimSpace(errs.String()), "holdfast-shim: "),
-			err.Error()))
+		return explain(err)
 	case unread != nil:
 		return fmt.Errorf("%s is not a shim: %w; set --shim", shim, unread)
 	}

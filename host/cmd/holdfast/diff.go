@@ -19,10 +19,12 @@ func newSnapshotDiff(p *program) *cobra.Command {
 	namespace, offset, wait := "", int64(0), time.Duration(0)
 	c := &cobra.Command{
 		Use: "diff [BASE] SNAPSHOT", Short: "List the blocks in which a snapshot differs from an earlier one",
-		Long: `List the blocks in which a snapshot differs from an earlier one of the same volume.
+		Long: `List the blocks in which a snapshot differs from an earlier one of the same
+volume.
 
-Without BASE, list the blocks that are allocated. The ranges are printed as they come,
-in order. If the list ends early, continue it with --offset OFFSET+SIZE of the last range.`,
+Without BASE, list the blocks that are allocated. The ranges are printed as they
+come, in order. If the list ends early, continue it with --offset OFFSET+SIZE of
+the last range.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			q := host.BlockQuery{Offset: offset, Snapshot: snapshotName(namespace, args[len(args)-1])}
 			if len(args) == 2 {

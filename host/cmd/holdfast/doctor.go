@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,7 +12,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"holdfast/host"
 	"holdfast/host/agent"
@@ -45,8 +42,8 @@ Exit codes:
   5  no inconsistencies found, but the inspection is incomplete: see the
      "unseen" findings, or "unexamined" with --json
 
-Parts that the configuration excludes (list_volumes = false) are "skipped", which
-does not make the inspection incomplete.`,
+Parts that the configuration excludes (list_volumes = false) are "skipped",
+which does not make the inspection incomplete.`,
 		RunE: repeatable(func(_ *cobra.Command, ctx context.Context) error {
 			d, err := openDoctor(ctx, p, shim)
 			if err != nil {
@@ -94,9 +91,6 @@ func openDoctor(ctx context.Context, p *program, shim string) (doctor, error) {
 	return doctor{call, fmt.Sprintf("%s (no agent is running at %s)", binary.Path, state)}, nil
 }
 
-// shimExitTimeout bounds the exit of a shim after SIGTERM.
-const shimExitTimeout = 5 * time.Second
-
 // runShimDoctor runs the shim binary as a doctor.
 func runShimDoctor(ctx context.Context, shim, state, sockets string, r control.DoctorRequest) (
 	found host.Diagnosis, err error) {
@@ -104,17 +98,13 @@ func runShimDoctor(ctx context.Context, shim, state, sockets string, r control.D
 	if r.Repair {
 		args = append(args, "-repair", "-digest", r.Digest)
 	}
-	var out, errs bytes.Buffer
-	cmd := exec.CommandContext(ctx, shim, args...)
-	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &errs, shimExitTimeout
-	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
-	err = cmd.Run()
+	cmd, explain := shimCommand(ctx, shim, args)
+	out, err := cmd.Output()
 	exit, is := errors.AsType[*exec.ExitError](err)
 	if err != nil && !(is && exit.ExitCode() == exitFailed) { // exitFailed means that there are findings
-		text := strings.TrimSpace(strings.TrimPrefix(errs.String(), "holdfast-shim: "))
-		return found, errors.New(cmp.Or(text, err.Error()))
+		return found, explain(err)
 	}
-	if err := json.Unmarshal(out.Bytes(), &found); err != nil {
+	if err := json.Unmarshal(out, &found); err != nil {
 		return found, fmt.Errorf("%s is not a shim: %w; set --shim", shim, err)
 	}
 	return found, nil

@@ -21,11 +21,12 @@ import (
 func newEndpoint(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "csi-endpoint PLUGIN SOCKET", Short: "Serve a plugin's CSI services on a socket until interrupted",
-		Long: `Serve the CSI services of a plugin on a unix socket, for any CSI client, until interrupted.
+		Long: `Serve the CSI services of a plugin on a unix socket, for any CSI client, until
+interrupted.
 
-The socket stays the same while instances of the plugin come and go and while the shim or the agent
-is replaced. Calls that change a volume or delete a snapshot that is registered in Holdfast fail
-with FAILED_PRECONDITION.`,
+The socket stays the same while instances of the plugin come and go and while
+the shim or the agent is replaced. Calls that change a volume or delete a
+snapshot that is registered in Holdfast fail with FAILED_PRECONDITION.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			ctx, stop := withSignals(c.Context())
 			defer stop()
@@ -146,10 +147,12 @@ func newPluginForget(p *program) *cobra.Command {
 	confirm := ""
 	c := &cobra.Command{
 		Use: "forget PLUGIN VOLUME --confirm VOLUME", Short: "Forget that a client of the CSI endpoint uses a volume",
-		Long: `When clients of the CSI endpoint are gone for good, remove the records of how they use a volume.
+		Long: `When clients of the CSI endpoint are gone for good, remove the records of how
+they use a volume.
 
-No CSI call is sent: what is attached or mounted stays. Holdfast can use the volume afterwards. If
-a client still uses it then, data may be lost. VOLUME is the ID of the volume at the plugin.`,
+No CSI call is sent: what is attached or mounted stays. Holdfast can use the
+volume afterwards. If a client still uses it then, data may be lost. VOLUME is
+the ID of the volume at the plugin.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			err := p.client().ForgetEndpointUses(c.Context(), args[0], args[1], confirm)
 			return showLine(p, err, map[string]string{"plugin": args[0], "volume": args[1]},

@@ -15,8 +15,8 @@ func newEvents(p *program) *cobra.Command {
 	follow, after := false, ""
 	c := &cobra.Command{
 		Use: "events", Short: "List events of plugins and volumes",
-		Long: "List events of plugins and volumes, one per line. With --json each line is a JSON object. " +
-			"To continue later, pass the number of the last event to --after.",
+		Long: `List events of plugins and volumes, one per line. With --json each line is a
+JSON object. To continue later, pass the number of the last event to --after.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			number, err := strconv.ParseUint(cmp.Or(after, "0"), 10, 64)
 			if err != nil {

@@ -45,9 +45,10 @@ func newAllocRelease(p *program) *cobra.Command {
 	f := forceFlags{}
 	c := &cobra.Command{
 		Use: "release ID --force --confirm ID", Short: "Release the volumes of an alloc whose plugin is gone for good",
-		Long: "Release the volumes of a stopped alloc whose plugin or backend is gone for good.\n\n" +
-			"Calls that fail, or have no healthy plugin, are skipped. A mount in use is never unmounted. " +
-			"Recently written data may be lost.",
+		Long: `Release the volumes of a stopped alloc whose plugin or backend is gone for good.
+
+Calls that fail, or have no healthy plugin, are skipped. A mount in use is never
+unmounted. Recently written data may be lost.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			o, err := f.options("holdfast job stop")
 			if err != nil {
@@ -68,10 +69,11 @@ func newVolumeDetach(p *program) *cobra.Command {
 	f, namespace, node := forceFlags{}, "", ""
 	c := &cobra.Command{
 		Use: "detach ID", Short: "Detach an unused volume from nodes",
-		Long: "Detach a volume that is not in use from all nodes, or from one. " +
-			"--node may name a node that is gone.\n\n" +
-			"The fence command of the agent fences other nodes first. If there is none, or if the plugin is gone, " +
-			"--force and --confirm are needed.",
+		Long: `Detach a volume that is not in use from all nodes, or from one. --node may name
+a node that is gone.
+
+The fence command of the agent fences other nodes first. If there is none, or if
+the plugin is gone, --force and --confirm are needed.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			o, err := f.options("")
 			if err != nil {

@@ -26,10 +26,12 @@ func newJobRun(p *program) *cobra.Command {
 	v, o, wait := &variables{}, agent.SubmitOptions{}, false
 	c := &cobra.Command{
 		Use: "run FILE...", Short: "Run or update jobs",
-		Long: "Run or update jobs. Running allocs of unchanged groups keep running.\n\n" +
-			"Completed batch allocs of unchanged groups run again only with --rerun, or after job stop. " +
-			"Failed allocs always run again.\n\n" +
-			"With --wait the exit code is 1 if an alloc fails.",
+		Long: `Run or update jobs. Running allocs of unchanged groups keep running.
+
+Completed batch allocs of unchanged groups run again only with --rerun, or after
+job stop. Failed allocs always run again.
+
+With --wait the exit code is 1 if an alloc fails.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			list, err := v.submissions(args, false)
 			if err != nil {
@@ -84,8 +86,8 @@ func (p *program) runJob(
 func newJobInspect(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "inspect ID", Short: "Print a job as it was submitted",
-		Long: "Print the file of a job as it was submitted. With --json also its version and the values of its " +
-			"variables.",
+		Long: `Print the file of a job as it was submitted. With --json also its version and
+the values of its variables.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			src, err := p.client().JobSource(c.Context(), args[0])
 			return show(p, err, src, func(to io.Writer, src control.JobSource) error {
@@ -100,9 +102,10 @@ func newJobPlan(p *program) *cobra.Command {
 	v := &variables{}
 	c := &cobra.Command{
 		Use: "plan FILE", Short: "Show whether the volumes of a job could be mounted now, and why not",
-		Long: "Show for each alloc of a job whether its volumes could be mounted now, and why not. Nothing is " +
-			"changed.\n\n" +
-			"The exit code is 1 if an alloc could not get its volumes.",
+		Long: `Show for each alloc of a job whether its volumes could be mounted now, and why
+not. Nothing is changed.
+
+The exit code is 1 if an alloc could not get its volumes.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			src, err := v.readOne(args[0], false)
 			if err != nil {

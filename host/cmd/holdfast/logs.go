@@ -36,8 +36,8 @@ func newAllocLogs(p *program) *cobra.Command {
 	f := &logFlags{}
 	c := &cobra.Command{
 		Use: "logs ID [TASK]", Short: "Print the logs of a task",
-		Long: "Print the standard output and standard error of a task. TASK may be omitted if the alloc has one " +
-			"task. Control characters are escaped on a terminal.",
+		Long: `Print the standard output and standard error of a task. TASK may be omitted if
+the alloc has one task. Control characters are escaped on a terminal.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			client, id := p.client(), args[0]
 			if len(args) == 2 {
@@ -75,8 +75,9 @@ func newJobLogs(p *program) *cobra.Command {
 	f := &logFlags{}
 	c := &cobra.Command{
 		Use: "logs ID [TASK]", Short: "Print the logs of a job",
-		Long: "Print the logs of the newest allocs of a job. If they have several tasks, each line begins with its " +
-			"alloc and task. Control characters are escaped on a terminal.",
+		Long: `Print the logs of the newest allocs of a job. If they have several tasks, each
+line begins with its alloc and task. Control characters are escaped on a
+terminal.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			client := p.client()
 			job, err := client.Job(c.Context(), args[0])

@@ -173,7 +173,6 @@ func TestTables(t *testing.T) {
 	golden(t, "json", func(w io.Writer) error { return writeJSON(w, []any{job, plugin, volume()}) })
 }
 
-// On a terminal of 80 columns, columns that do not fit are printed completely below their row.
 func TestHelpFitsTheTerminal(t *testing.T) {
 	var check func(*cobra.Command)
 	check = func(c *cobra.Command) {
@@ -190,6 +189,7 @@ func TestHelpFitsTheTerminal(t *testing.T) {
 	check(newRoot(&program{}))
 }
 
+// On a terminal of 80 columns, columns that do not fit are printed completely below their row.
 func TestTableFitsTheTerminal(t *testing.T) {
 	table := newTable("ID", "JOB", "STATE", "REASON")
 	reason := strings.Repeat("volume data is held by alloc 99; ", 4) + "see holdfast alloc status"

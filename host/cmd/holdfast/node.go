@@ -46,9 +46,11 @@ func newNodeDrain(p *program) *cobra.Command {
 	off, deadline, reason := false, time.Duration(0), ""
 	c := &cobra.Command{
 		Use: "drain ID", Short: "Stop the allocs of a node, and refuse new claims there",
-		Long: "Stop what runs on a node: users of volumes first, and plugins when the volumes are released. The node " +
-			"takes no new claims until the drain is ended with --off. Then its jobs run again.\n\n" +
-			"The drain continues after the command. To follow it: holdfast node status ID.",
+		Long: `Stop what runs on a node: users of volumes first, and plugins when the volumes
+are released. The node takes no new claims until the drain is ended with --off.
+Then its jobs run again.
+
+The drain continues after the command. To follow it: holdfast node status ID.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if off && (deadline != 0 || reason != "") {
 				return usageError{errors.New("--off ends a drain; --deadline and --reason are for its start")}
@@ -74,10 +76,13 @@ func newNodeOutOfService(p *program) *cobra.Command {
 	confirm, reason := "", ""
 	c := &cobra.Command{
 		Use: "out-of-service ID --confirm ID", Short: "Release the volumes of a node whose machine is off",
-		Long: "Declare that nothing runs on a node any more, because its machine is off or destroyed. Its volumes " +
-			"are detached and its claims released, so that other nodes can use them.\n\n" +
-			"If the machine still runs, two nodes write to the same volumes and destroy their data. A node that is " +
-			"alive is refused. A node that comes back unmounts these volumes before it does anything else.",
+		Long: `Declare that nothing runs on a node any more, because its machine is off or
+destroyed. Its volumes are detached and its claims released, so that other nodes
+can use them.
+
+If the machine still runs, two nodes write to the same volumes and destroy their
+data. A node that is alive is refused. A node that comes back unmounts these
+volumes before it does anything else.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			hint := fmt.Sprintf("node %s may or may not be out of service; to check: %s; to resume, run the command "+
 				"again", args[0], display.Command("holdfast node status", args[0]))

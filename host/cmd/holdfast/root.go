@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/spf13/cobra"
@@ -222,31 +221,8 @@ Exit codes:
 	flags.StringVar(&p.logLevel, "log-level", "",
 		"log level: trace, debug, info, warn or error (default warn; agent: info)")
 	prepareArguments(root, p)
-	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "FlagUsages |",
-		fmt.Sprintf("FlagUsagesWrapped %d |", helpWidth)))
-	wrapHelp(root)
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "FlagUsages |", "FlagUsagesWrapped 80 |"))
 	return root
-}
-
-const helpWidth = 80
-
-// wrapHelp breaks the long lines in the help of a command and of its subcommands. It leaves indented lines as they are.
-func wrapHelp(c *cobra.Command) {
-	paragraphs := strings.Split(c.Long, "\n\n")
-	for i, text := range paragraphs {
-		lines := strings.Split(text, "\n")
-		long := slices.ContainsFunc(lines, func(l string) bool { return utf8.RuneCountInString(l) > helpWidth })
-		if !long || slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(l, " ") }) {
-			continue
-		}
-		var out strings.Builder
-		_ = writeWrapped(&out, text, "", helpWidth)
-		paragraphs[i] = strings.TrimSuffix(out.String(), "\n")
-	}
-	c.Long = strings.Join(paragraphs, "\n\n")
-	for _, sub := range c.Commands() {
-		wrapHelp(sub)
-	}
 }
 
 // group returns a command that only has subcommands.

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -312,31 +310,6 @@ func readForJob(_ context.Context, path string) ([]byte, error) {
 		return nil, registry.Invalid("%s is not a regular file of at most %d bytes", path, maxFile)
 	}
 	return os.ReadFile(path)
-}
-
-const shimName = "holdfast-shim"
-
-// findShim finds the shim binary: the flag's, the one beside this program, or the one in PATH, in this order.
-func findShim(flag string) (host.Binary, error) {
-	if flag != "" {
-		return host.Binary{Path: flag}, nil
-	}
-	self, err := os.Executable()
-	if err != nil {
-		return host.Binary{}, err
-	}
-	beside := filepath.Join(filepath.Dir(self), shimName)
-	if _, err = exec.LookPath(beside); err == nil {
-		return host.Binary{Path: beside}, nil
-	}
-	if path, err := exec.LookPath(shimName); err == nil {
-		return host.Binary{Path: path}, nil
-	}
-	if errors.Is(err, os.ErrPermission) {
-		return host.Binary{}, fmt.Errorf("%s is not executable; run chmod +x, or set --shim", beside)
-	}
-	return host.Binary{}, fmt.Errorf("%s not found beside this program or in PATH; run make build, or set --shim",
-		shimName)
 }
 
 // serve runs the agent and its servers until ctx ends, and returns their errors.

@@ -64,8 +64,9 @@ func newShimSwap(p *program) *cobra.Command {
 	sum := ""
 	c := &cobra.Command{
 		Use: "swap PATH", Short: "Replace the shim without interrupting tasks",
-		Long: "Replace the shim with the binary at PATH. Tasks, mounts and plugins are not affected; " +
-			"calls wait for some milliseconds. The previous shim stays on standby and takes over if the new one dies.",
+		Long: `Replace the shim with the binary at PATH. Tasks, mounts and plugins are not
+affected; calls wait for some milliseconds. The previous shim stays on standby
+and takes over if the new one dies.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			path, err := filepath.Abs(args[0])
 			if err != nil {
@@ -82,9 +83,9 @@ func newShimSwap(p *program) *cobra.Command {
 func newShimRollback(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "rollback", Short: "Replace the shim with the previous one",
-		Long: "Replace the shim with the binary that ran before the last swap. " +
-			"The agent keeps copies of the last three binaries. " +
-			"A binary that cannot read the state is refused before anything stops.",
+		Long: `Replace the shim with the binary that ran before the last swap. The agent keeps
+copies of the last three binaries. A binary that cannot read the state is
+refused before anything stops.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			list, err := p.client().Swaps(c.Context())
 			if err != nil {

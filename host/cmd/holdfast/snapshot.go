@@ -40,10 +40,11 @@ func newGroupSnapshot(p *program) *cobra.Command {
 	})
 	create.Use = "create ID VOLUME..."
 	create.Short = "Take snapshots of volumes at one point in time and wait until they are ready to use"
-	create.Long = create.Short + `.
+	create.Long = `Take snapshots of volumes at one point in time and wait until they are ready to
+use.
 
-The volumes belong to one plugin. The ID of each snapshot is ID-VOLUME. Volumes can be
-created from it; it is deleted only with the group.`
+The volumes belong to one plugin. The ID of each snapshot is ID-VOLUME. Volumes
+can be created from it. It is deleted only with the group.`
 	return group("group-snapshot", "Manage snapshots of several volumes, taken at one point in time", create,
 		newList(p, "group snapshots", listSnapshots(control.GroupSnapshots), writeGroups, nil, writeGroups),
 		newSnapshotStatus(p, control.GroupSnapshots),

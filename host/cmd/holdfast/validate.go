@@ -32,8 +32,8 @@ func newValidate(p *program) *cobra.Command {
 	v, a := &variables{}, &agentFlags{}
 	c := &cobra.Command{
 		Use: "validate FILE...", Short: "Check job and volume files",
-		Long: "Check job and volume files (- is standard input). Variables may be left without a value. " +
-			"No agent is needed. The exit code is 1 if a file is invalid.",
+		Long: `Check job and volume files (- is standard input). Variables may be left without
+a value. No agent is needed. The exit code is 1 if a file is invalid.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			files, err := v.readFiles(args)
 			if err != nil {
