@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -19,7 +20,7 @@ import (
 )
 
 // Binary returns the path of an etcd server.
-func Binary() (string, error) {
+var Binary = sync.OnceValues(func() (string, error) {
 	if path, err := exec.LookPath("etcd"); err == nil {
 		return path, nil
 	}
@@ -42,7 +43,7 @@ func Binary() (string, error) {
 		return "", fmt.Errorf("build etcd: %w: %s", err, text)
 	}
 	return path, nil
-}
+})
 
 // Start runs a cluster of one member until the test ends, and returns a client of it.
 func Start(t testing.TB) *clientv3.Client {
@@ -57,6 +58,46 @@ func StartProcess(t testing.TB) (*clientv3.Client, *os.Process) {
 	return connect(t, clientv3.Config{Endpoints: []string{at}}), process
 }
 
+// shared is the cluster of Shared.
+var shared struct {
+	start sync.Once
+	dir   string
+	cmd   *exec.Cmd
+	at    string
+	err   error // why it did not start
+}
+
+// Run runs the tests of a package and ends the cluster of Shared. TestMain calls it.
+func Run(m *testing.M) (exitCode int) {
+	defer func() {
+		if shared.cmd != nil {
+			_ = shared.cmd.Process.Kill()
+			_ = shared.cmd.Wait()
+		}
+		_ = os.RemoveAll(shared.dir)
+	}()
+	return m.Run()
+}
+
+// Shared returns a client of a cluster of one member that all tests of a package use. It deletes all keys with the
+// prefix, which an earlier run of the test may have left.
+func Shared(t testing.TB, prefix string) *clientv3.Client {
+	t.Helper()
+	shared.start.Do(func() {
+		if shared.dir, shared.err = os.MkdirTemp("", "etcd-"); shared.err == nil {
+			shared.cmd, shared.at, shared.err = run(shared.dir, "http")
+		}
+	})
+	if shared.err != nil {
+		t.Fatal(shared.err)
+	}
+	c := connect(t, clientv3.Config{Endpoints: []string{shared.at}})
+	if _, err := c.Delete(t.Context(), prefix, clientv3.WithPrefix()); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
 // StartTLS is Start for a member that authenticates itself with a certificate, and requires client certificates of the
 // same CA. The arguments are paths of PEM files.
 func StartTLS(t testing.TB, ca, cert, key string, client *tls.Config) *clientv3.Client {
@@ -67,16 +108,24 @@ func StartTLS(t testing.TB, ca, cert, key string, client *tls.Config) *clientv3.
 
 func start(t testing.TB, scheme string, args ...string) (at string, process *os.Process) {
 	t.Helper()
-	cmd, at, err := Command(filepath.Join(t.TempDir(), "etcd"), scheme, args...)
-	if err == nil {
-		cmd.Stderr = os.Stderr
-		err = cmd.Start()
-	}
+	cmd, at, err := run(t.TempDir(), scheme, args...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	return at, cmd.Process
+}
+
+func run(dir, scheme string, args ...string) (cmd *exec.Cmd, at string, err error) {
+	cmd, at, err = Command(filepath.Join(dir, "etcd"), scheme, args...)
+	if err != nil {
+		return nil, "", err
+	}
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		return nil, "", err
+	}
+	return cmd, at, nil
 }
 
 // Command returns a command that runs a cluster of one member in a directory, and the URL of the member. Its ports were

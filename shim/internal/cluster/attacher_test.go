@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"holdfast/internal/etcdtest"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/intent"
@@ -96,7 +95,7 @@ func TestDryRunNamesWhatTheExecutorDoes(t *testing.T) {
 // TestReleaseBeforeTheAttachNeedsNoExecutor gives up an attach that waits for an executor, and detaches the volume: the
 // attach is withdrawn. An attach that an executor has begun is not withdrawn, and the detach waits for an executor.
 func TestReleaseBeforeTheAttachNeedsNoExecutor(t *testing.T) {
-	x := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
+	x := newMember(t, parallelWithEtcd(t), "a")
 	x.await(t, true)()
 	x.setHealthy(false)
 	x.await(t, false)
@@ -104,9 +103,8 @@ func TestReleaseBeforeTheAttachNeedsNoExecutor(t *testing.T) {
 	a := &Attacher{remote: asker}
 	a.calls.State = x.testNode.State
 	volume := volumeOf("vol", "vol")
-	volume.Plugin = "p"
 	calls := func() (n int) {
-		look(t, x.testNode.State, func(v registry.View) { n = len(v.RemoteCalls()) })
+		look(t, x, func(v registry.View) { n = len(v.RemoteCalls()) })
 		return n
 	}
 	attach := func() {
@@ -127,7 +125,7 @@ func TestReleaseBeforeTheAttachNeedsNoExecutor(t *testing.T) {
 		t.Errorf("the release: %v; %d calls are left", err, calls())
 	}
 	attach()
-	put(t, x, registry.Change{Put: []registry.Record{registry.Attachment{
+	commit(t, x, registry.Change{Put: []registry.Record{registry.Attachment{
 		Volume: volume.VolumeKey(), Node: "a", NodeID: "a-id", State: registry.MarkSent,
 	}}})
 	limited := intent.Caller{RetryUntil: time.Now().Add(time.Second)}

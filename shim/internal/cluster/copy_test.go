@@ -6,7 +6,6 @@ import (
 	"errors"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -23,6 +22,7 @@ import (
 // TestCopyAfterCompaction stops a node while etcd changes records and forgets these changes. Afterwards the node's copy
 // has them, deletions included.
 func TestCopyAfterCompaction(t *testing.T) {
+	t.Parallel()
 	client := etcdtest.Start(t)
 	n, other := newNode(t, client, "node"), newNode(t, client, "other")
 	registrytest.Put(t, n, claim("v", "gone"), claim("v", "stays"))
@@ -31,13 +31,11 @@ func TestCopyAfterCompaction(t *testing.T) {
 		Put: []registry.Record{claim("v", "new")}, Delete: []registry.Key{claim("v", "gone").Key()}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := client.Compact(t.Context(), other.reached()); err != nil {
+	if _, err := client.Compact(t.Context(), other.catchUp(t)); err != nil {
 		t.Fatal(err)
 	}
 	n.start(t)
-	if err := n.copy.wait(t.Context(), other.reached()); err != nil {
-		t.Fatal(err)
-	}
+	n.catchUp(t)
 	look(t, n, func(v registry.View) {
 		var allocs []registry.AllocID
 		for _, c := range v.AllClaims() {
@@ -101,12 +99,13 @@ func newWatching(t *testing.T, client *clientv3.Client, w *watcher) *testNode {
 // TestCommitWhoseEventIsCompacted has etcd forget a commit before the node's copy has it. The commit ends, and is made
 // once only. This holds with and without etcd's answer.
 func TestCommitWhoseEventIsCompacted(t *testing.T) {
+	t.Parallel()
 	for name, lost := range map[string]bool{"answered": false, "answer lost": true} {
 		t.Run(name, func(t *testing.T) {
 			w := &watcher{}
-			n := newWatching(t, etcdtest.Start(t), w)
+			n := newWatching(t, parallelWithEtcd(t), w)
 			n.count(t)
-			n.kv = lossy{n.kv, func() bool { was := lost; lost = false; return was }}
+			n.kv = losing(n.kv, func() bool { was := lost; lost = false; return was })
 			uncertain := lost
 			w.compact.Store(true)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -134,12 +133,13 @@ func missed(v registry.View) bool {
 
 // TestCopyIsLoadedAnew starts a node whose copy lacks a record, although the copy has a later revision.
 func TestCopyIsLoadedAnew(t *testing.T) {
+	t.Parallel()
 	for name, change := range map[string]func(*registry.Copy){
 		"the release before did not know the bucket": func(c *registry.Copy) { c.Buckets = c.Buckets[1:] },
-		"etcd was restored from a backup":            func(c *registry.Copy) { c.Revision += 1000 },
+		"etcd was restored from a backup":            func(c *registry.Copy) { c.Revision += 1e6 },
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := newNode(t, etcdtest.Start(t), "node")
+			n := newNode(t, parallelWithEtcd(t), "node")
 			registrytest.Put(t, n, claim("v", "a"))
 			n.stop()
 			n.offline(t, func(s registry.State) {
@@ -166,7 +166,7 @@ func TestCopyIsLoadedAnew(t *testing.T) {
 
 // TestEtcdIsRestoredFromABackup commits at a node whose copy is ahead of etcd. The node loads its copy again.
 func TestEtcdIsRestoredFromABackup(t *testing.T) {
-	n := newNode(t, etcdtest.Start(t), "node")
+	n := newNode(t, parallelWithEtcd(t), "node")
 	if err := n.awaitReady(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -185,7 +185,7 @@ func TestEtcdIsRestoredFromABackup(t *testing.T) {
 // TestWatchesWithoutALeader has etcd end each watch at once. The node begins the next watch only after a pause.
 func TestWatchesWithoutALeader(t *testing.T) {
 	w := &watcher{fail: 3}
-	n := newWatching(t, etcdtest.Start(t), w)
+	n := newWatching(t, parallelWithEtcd(t), w)
 	registrytest.Put(t, n, claim("v", "a"))
 	n.stop()
 	if took := w.calls[3].Sub(w.calls[0]); took < 3*retryPause {
@@ -213,13 +213,12 @@ func (s *fullDisk) Commit(ctx context.Context, decisions ...registry.Decision) (
 
 // TestFullDiskDelaysTheCopy fills the disk of a node while another node changes records.
 func TestFullDiskDelaysTheCopy(t *testing.T) {
-	client := etcdtest.Start(t)
+	client := parallelWithEtcd(t)
 	other := newNode(t, client, "other")
 	disk := &fullDisk{refused: make(chan struct{}, 1)}
-	n := &testNode{dir: t.TempDir() + "/state", name: "node", client: client}
+	n := newOffline(t, client, "node")
 	n.wrap = func(s registry.State) registry.State { disk.State = s; return disk }
 	n.start(t)
-	t.Cleanup(func() { n.stop() })
 	disk.full.Store(true)
 	registrytest.Put(t, other, claim("v", "a"))
 	for range 2 { // at the second refusal, the reason of the first is known
@@ -234,9 +233,7 @@ func TestFullDiskDelaysTheCopy(t *testing.T) {
 		t.Errorf("a commit by an old copy: %v", err)
 	}
 	disk.full.Store(false)
-	if err := n.copy.wait(t.Context(), other.reached()); err != nil {
-		t.Error(err)
-	}
+	n.catchUp(t)
 	if why := n.Problem(); why != "" {
 		t.Errorf("the disk has room again, and the problem is %q", why)
 	}
@@ -244,10 +241,9 @@ func TestFullDiskDelaysTheCopy(t *testing.T) {
 
 // TestNodeJoinsOnAFullDisk starts a node whose disk is full.
 func TestNodeJoinsOnAFullDisk(t *testing.T) {
-	client := etcdtest.Start(t)
 	disk := &fullDisk{refused: make(chan struct{}, 1)}
 	disk.full.Store(true)
-	n := &testNode{dir: t.TempDir() + "/state", name: "node", client: client}
+	n := newOffline(t, parallelWithEtcd(t), "node")
 	n.wrap = func(s registry.State) registry.State { disk.State = s; return disk }
 	go func() { <-disk.refused; disk.full.Store(false) }()
 	n.start(t)
@@ -256,7 +252,7 @@ func TestNodeJoinsOnAFullDisk(t *testing.T) {
 
 // TestLeaseOfTombstonesHasEnded deletes a record, ends the lease of its tombstone in etcd, and does both once more.
 func TestLeaseOfTombstonesHasEnded(t *testing.T) {
-	n := newNode(t, etcdtest.Start(t), "node")
+	n := newNode(t, parallelWithEtcd(t), "node")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for _, alloc := range []string{"a", "b"} {
@@ -265,7 +261,7 @@ func TestLeaseOfTombstonesHasEnded(t *testing.T) {
 		if _, err := registrytest.Write(ctx, n, registry.Change{Delete: []registry.Key{c.Key()}}); err != nil {
 			t.Fatalf("delete the claim of %s: %v", alloc, err)
 		}
-		_, err := n.client.Revoke(ctx, n.tombstones.current.Load().id)
+		_, err := n.etcd.Revoke(ctx, n.tombstones.current.Load().id)
 		if err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
 			t.Fatal(err)
 		}
@@ -275,7 +271,7 @@ func TestLeaseOfTombstonesHasEnded(t *testing.T) {
 // TestFrozenCommitMissesNoDeletion delays a transaction until its node has lost its lease. Meanwhile the claim that the
 // decision has read is deleted, and etcd has forgotten the deletion. The decision is made again.
 func TestFrozenCommitMissesNoDeletion(t *testing.T) {
-	client := etcdtest.Start(t)
+	client := parallelWithEtcd(t)
 	n, other := newNode(t, client, "node"), newNode(t, client, "other")
 	granted, err := client.Grant(t.Context(), 600)
 	if err != nil {
@@ -290,10 +286,8 @@ func TestFrozenCommitMissesNoDeletion(t *testing.T) {
 	}
 	c := claim("v", "a")
 	registrytest.Put(t, n, c) // its revision is after that of the lease
-	if err := other.copy.wait(t.Context(), n.reached()); err != nil {
-		t.Fatal(err)
-	}
-	n.kv = &late{KV: n.kv, before: func() {
+	other.catchUp(t)
+	n.kv = calling(n.kv, func() {
 		change := registry.Change{Delete: []registry.Key{c.Key()}}
 		if _, err := registrytest.Write(t.Context(), other, change); err != nil {
 			t.Error(err)
@@ -303,7 +297,7 @@ func TestFrozenCommitMissesNoDeletion(t *testing.T) {
 				t.Error(err)
 			}
 		}
-	}}
+	})
 	found, decided := false, 0
 	if _, err := n.State.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
 		_, found = v.Get(c.Key()).(registry.Claim)
@@ -312,18 +306,6 @@ func TestFrozenCommitMissesNoDeletion(t *testing.T) {
 	}); err != nil || found || decided < 2 {
 		t.Errorf("decided %d times, the last time with a deleted claim: %v; %v", decided, found, err)
 	}
-}
-
-// late calls before ahead of the first transaction.
-type late struct {
-	clientv3.KV
-	before func()
-	once   sync.Once
-}
-
-func (l *late) Txn(ctx context.Context) clientv3.Txn {
-	l.once.Do(l.before)
-	return l.KV.Txn(ctx)
 }
 
 // TestLeaseLostAndBackInOneBatch has a node lose its lease and get another one, or the reverse, in one batch of events.

@@ -6,75 +6,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
-	clientv3 "go.etcd.io/etcd/client/v3"
-
-	"holdfast/internal/etcdtest"
 	"holdfast/registry"
+	"holdfast/registry/registrytest"
 )
-
-// member is a node that has registered in its cluster.
-type member struct {
-	*executing
-	*Node
-}
-
-func newMember(t *testing.T, client *clientv3.Client, name string) *member {
-	t.Helper()
-	x := newExecuting(t, newNode(t, client, name))
-	m := &member{x, &Node{State: x.testNode.State, Executors: x.Executors, session: x.session, plugins: &x.plugins,
-		log: hclog.NewNullLogger(), changed: make(chan struct{}, 1)}}
-	m.State.expect = 1
-	m.session.awaitFirst(t.Context())
-	m.see(t, "its lease", func(v registry.View) bool {
-		own, _ := v.NodeLease(registry.NodeName(name))
-		return own.Lease == m.session.Lease()
-	})
-	if err := m.describeNow(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	return m
-}
-
-// die ends the lease of the member, as if its machine had stopped a while ago.
-func (m *member) die(t *testing.T) {
-	t.Helper()
-	m.cut()
-	if _, err := m.testNode.client.Revoke(t.Context(), clientv3.LeaseID(m.session.Lease())); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// see waits until seen is true in the member's copy.
-func (m *member) see(t *testing.T, what string, seen func(registry.View) bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); ; {
-		changed := m.State.copy.next()
-		is := false
-		look(t, m.State, func(v registry.View) { is = seen(v) })
-		if is {
-			return
-		}
-		select {
-		case <-changed:
-		case <-time.After(time.Until(end)):
-			t.Fatalf("node %s does not see: %s", m.name, what)
-		}
-	}
-}
-
-func (m *member) seeState(t *testing.T, node registry.NodeName, state registry.NodeState) {
-	t.Helper()
-	m.see(t, string(node)+" is "+string(state), func(v registry.View) bool {
-		n, _ := v.Node(node)
-		return n.State == state
-	})
-}
 
 // TestOnlyALostNodeIsDeclaredOutOfService declares nodes out of service that are alive, unknown and suspect. The
 // suspect node is no longer an executor after that. Its drain stays until it is ended.
 func TestOnlyALostNodeIsDeclaredOutOfService(t *testing.T) {
-	client := etcdtest.Start(t)
+	client := parallelWithEtcd(t)
 	a, b := newMember(t, client, "a"), newMember(t, client, "b")
 	a.await(t, true)()
 	b.see(t, "a", func(v registry.View) bool { _, known := v.Node("a"); return known })
@@ -89,8 +28,7 @@ func TestOnlyALostNodeIsDeclaredOutOfService(t *testing.T) {
 	if err != nil || r.State != registry.NodeDraining {
 		t.Errorf("drain: %+v, %v", r, err)
 	}
-	a.die(t)
-	b.see(t, "a is suspect", func(v registry.View) bool { _, alive := v.NodeLease("a"); return !alive })
+	a.die(t, b)
 	for range 2 {
 		r, err := b.OutOfService(t.Context(), "a", "alice", "dead")
 		if err != nil || r.State != registry.NodeOutOfService || r.Epoch != 1 || r.By != "alice" || r.Reason != "dead" {
@@ -117,7 +55,7 @@ func TestOnlyALostNodeIsDeclaredOutOfService(t *testing.T) {
 // TestOnlyANodeThatHoldsNothingIsForgotten tries to forget a node that is alive and a node with claims, and forgets a
 // node without claims. When this node comes back, it unmounts its volumes before it is ready.
 func TestOnlyANodeThatHoldsNothingIsForgotten(t *testing.T) {
-	client := etcdtest.Start(t)
+	client := parallelWithEtcd(t)
 	a, b := newMember(t, client, "a"), newMember(t, client, "b")
 	b.setHealthy(false)
 	a.await(t, true)()
@@ -132,7 +70,7 @@ func TestOnlyANodeThatHoldsNothingIsForgotten(t *testing.T) {
 	if _, err := a.Drain(t.Context(), "a", true, time.Time{}, "bob", ""); err != nil {
 		t.Fatal(err)
 	}
-	a.commit(t, records)
+	registrytest.Put(t, a, records...)
 	b.see(t, "the volume", func(v registry.View) bool { return len(v.Volumes()) == 1 })
 	refused := func(node registry.NodeName, kind error, why ...string) {
 		t.Helper()
@@ -146,8 +84,7 @@ func TestOnlyANodeThatHoldsNothingIsForgotten(t *testing.T) {
 	refused("none", registry.ErrNotFound, "named none")
 	refused("b", registry.ErrConflict, "is this node")
 	refused("a", registry.ErrConflict, "is alive")
-	a.die(t)
-	b.see(t, "a is suspect", func(v registry.View) bool { _, alive := v.NodeLease("a"); return !alive })
+	a.die(t, b)
 	refused("a", registry.ErrConflict, "the claim of alloc alloc", "an attachment of", "an open DeleteVolume",
 		"volume local", "executor, of plugin p", "node out-of-service a --confirm a")
 	if _, err := b.OutOfService(t.Context(), "a", "alice", "sold"); err != nil {
@@ -158,11 +95,12 @@ func TestOnlyANodeThatHoldsNothingIsForgotten(t *testing.T) {
 	for _, r := range records {
 		keys = append(keys, r.Key())
 	}
-	b.commit(t, []registry.Record{registry.RemoteCall{ID: "deletion", Plugin: "q", To: "a", From: "b"}}, keys...)
+	registrytest.Put(t, b, registry.RemoteCall{ID: "deletion", Plugin: "q", To: "a", From: "b"})
+	commit(t, b, registry.Change{Delete: keys})
 	if err := b.Forget(t.Context(), "a", "alice", "sold"); err != nil {
 		t.Fatal(err)
 	}
-	look(t, b.State, func(v registry.View) {
+	look(t, b, func(v registry.View) {
 		if nodes := v.Nodes(); len(nodes) != 1 || nodes[0].Name != "b" || len(v.RemoteCalls()) > 0 {
 			t.Errorf("nodes: %+v, calls: %+v", nodes, v.RemoteCalls())
 		}
@@ -178,8 +116,8 @@ func TestOnlyANodeThatHoldsNothingIsForgotten(t *testing.T) {
 	if err := a.describeNow(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	look(t, a.State, func(v registry.View) {
-		if nodes := v.Nodes(); len(nodes) != 2 || nodes[0].State != registry.NodeOutOfService || !a.State.behind(v) {
+	look(t, a, func(v registry.View) {
+		if nodes := v.Nodes(); len(nodes) != 2 || nodes[0].State != registry.NodeOutOfService || !a.behind(v) {
 			t.Errorf("nodes, once it is back: %+v", nodes)
 		}
 	})

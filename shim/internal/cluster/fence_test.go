@@ -5,17 +5,15 @@ import (
 	"errors"
 	"testing"
 
-	"holdfast/internal/etcdtest"
 	"holdfast/registry"
 )
 
 // TestNodeThatFencesNoMoreLetsOthersBack turns fencing off at a node that has tried in vain to fence another one. Once
 // the other node is back, it is admitted.
 func TestNodeThatFencesNoMoreLetsOthersBack(t *testing.T) {
-	client := etcdtest.Start(t)
+	client := parallelWithEtcd(t)
 	a, b := newMember(t, client, "a"), newMember(t, client, "b")
-	a.die(t)
-	b.see(t, "a is suspect", func(v registry.View) bool { _, alive := v.NodeLease("a"); return !alive })
+	a.die(t, b)
 	b.fence = func(context.Context, registry.NodeName) error { return errors.New("no route to the power switch") }
 	f := fencer{Node: b.Node}
 	if err := f.fenceOnce(t.Context(), "a"); err == nil {

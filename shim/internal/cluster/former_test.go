@@ -11,7 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"holdfast/internal/etcdtest"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
 )
@@ -20,11 +19,10 @@ import (
 // once the plugin has answered the repeated call, or has exited. This holds whether or not the call is still open at
 // the next executor.
 func TestFormerExecutorHandsOverWithEvidence(t *testing.T) {
-	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
+	a := newMember(t, parallelWithEtcd(t), "a")
 	a.setHealthy(false)
 	key := volumeOf("vol", "vol").VolumeKey()
 	open := registry.Intent{Volume: key, RPC: registry.DeleteVolumeRPC, Senders: []registry.NodeName{"a", "b"}}
-	open.Volume.Plugin = "p"
 	late := registry.LateCall{Plugin: "p", Node: "a", RPC: registry.DeleteVolumeRPC, For: "default/vol"}
 	for name, test := range map[string]struct {
 		call registry.Record
@@ -32,29 +30,29 @@ func TestFormerExecutorHandsOverWithEvidence(t *testing.T) {
 	}{
 		"an answer":                {late, func() { a.busy.Store(false) }},
 		"an answer to an open one": {open, func() { a.busy.Store(false) }},
-		"the plugin exits":         {open, func() { a.plugins.exited.Store(true); a.Executors.changed.fire() }},
+		"the plugin exits":         {open, a.exit},
 	} {
 		a.busy.Store(true)
 		a.plugins.exited.Store(false)
 		asked := a.asked.Load()
 		executor := registry.Executor{Plugin: "p", Holder: "b", Former: []registry.NodeName{"a"}}
-		put(t, a, registry.Change{Put: []registry.Record{test.call, executor}})
+		commit(t, a, registry.Change{Put: []registry.Record{test.call, executor}})
 		until(t, name, func() bool { return a.asked.Load() > asked })
-		look(t, a.testNode, func(v registry.View) {
+		look(t, a, func(v registry.View) {
 			if e, _ := v.Executor("p"); len(e.Former) != 1 || v.Get(test.call.Key()) == nil {
 				t.Errorf("%s: %+v while the call runs", name, e)
 			}
 		})
 		test.end()
-		until(t, name, func() bool { return len(a.executor(t).Former) == 0 && len(a.late(t)) == 0 })
-		put(t, a, registry.Change{Delete: []registry.Key{open.Key()}})
+		until(t, name, func() bool { return len(a.executor(t).Former) == 0 && len(a.lateCalls(t)) == 0 })
+		commit(t, a, registry.Change{Delete: []registry.Key{open.Key()}})
 	}
 }
 
 // TestOneLateCallHoldsUpNoOther repeats two late calls of a former executor. One repetition is refused. The other call
 // is handed over.
 func TestOneLateCallHoldsUpNoOther(t *testing.T) {
-	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
+	a := newMember(t, parallelWithEtcd(t), "a")
 	a.setHealthy(false)
 	refused := registry.LateCall{
 		Plugin: "p", Node: "a", RPC: registry.DeleteVolumeRPC, For: "default/refused", Failed: true,
@@ -62,15 +60,14 @@ func TestOneLateCallHoldsUpNoOther(t *testing.T) {
 	answered := registry.LateCall{Plugin: "p", Node: "a", RPC: registry.ControllerPublishRPC, For: "default/answered"}
 	elsewhere := answered
 	elsewhere.Node = "c"
-	put(t, a, registry.Change{Put: []registry.Record{registry.Executor{Plugin: "p", Holder: "b",
+	commit(t, a, registry.Change{Put: []registry.Record{registry.Executor{Plugin: "p", Holder: "b",
 		Former: []registry.NodeName{"a", "c"}}, refused, answered, elsewhere}})
-	late := func(want ...registry.LateCall) bool { return slices.EqualFunc(a.late(t), want, sameCall) }
+	late := func(want ...registry.LateCall) bool { return slices.EqualFunc(a.lateCalls(t), want, sameCall) }
 	until(t, "the end of the other call", func() bool { return late(refused, elsewhere) })
 	if former := a.executor(t).Former; len(former) != 2 {
 		t.Errorf("former executors are %v", former)
 	}
-	a.plugins.exited.Store(true)
-	a.Executors.changed.fire()
+	a.exit()
 	until(t, "the end of both", func() bool { return late(elsewhere) && len(a.executor(t).Former) == 1 })
 }
 
@@ -78,7 +75,7 @@ func sameCall(a, b registry.LateCall) bool { return a.Node == b.Node && a.Same(b
 
 // TestSilentPluginDelaysNoOther hands over the calls of two plugins, of which the first does not answer.
 func TestSilentPluginDelaysNoOther(t *testing.T) {
-	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
+	a := newMember(t, parallelWithEtcd(t), "a")
 	a.setHealthy(false)
 	a.plugins.silent.Store(true)
 	var records []registry.Record
@@ -87,12 +84,12 @@ func TestSilentPluginDelaysNoOther(t *testing.T) {
 			registry.LateCall{Plugin: plugin, Node: "a", RPC: registry.DeleteVolumeRPC, For: "vol"})
 	}
 	begin := time.Now()
-	put(t, a, registry.Change{Put: records})
+	commit(t, a, registry.Change{Put: records})
 	until(t, "the other hand-over", func() bool { return len(a.executor(t).Former) == 0 })
 	if took := time.Since(begin); took > repeatLimit/2 {
 		t.Errorf("it took %s", took)
 	}
-	if late := a.late(t); len(late) != 1 || late[0].Plugin != "a" {
+	if late := a.lateCalls(t); len(late) != 1 || late[0].Plugin != "a" {
 		t.Errorf("late calls %+v", late)
 	}
 }
@@ -142,11 +139,11 @@ func TestRepetitionsBackOff(t *testing.T) {
 // TestExecutorAgainSettlesItsEarlierCalls has a node become the executor again while a call of its first term is under
 // way. The node waits for that call, but not for its new calls, of which one is always under way.
 func TestExecutorAgainSettlesItsEarlierCalls(t *testing.T) {
-	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
+	a := newMember(t, parallelWithEtcd(t), "a")
 	first, traffic := a.await(t, true), a.await(t, true)
 	again := a.executor(t)
 	again.Term, again.Former = again.Term+2, []registry.NodeName{"a"}
-	put(t, a, registry.Change{Put: []registry.Record{again,
+	commit(t, a, registry.Change{Put: []registry.Record{again,
 		registry.LateCall{Plugin: "p", Node: "a", RPC: registry.DeleteVolumeRPC, For: "vol"}}})
 	settled := func() bool {
 		next := a.await(t, true)
@@ -163,7 +160,7 @@ func TestExecutorAgainSettlesItsEarlierCalls(t *testing.T) {
 	first()
 	until(t, "the earlier calls are settled", settled)
 	traffic()
-	if late := a.late(t); len(late) > 0 || a.asked.Load() == 0 {
+	if late := a.lateCalls(t); len(late) > 0 || a.asked.Load() == 0 {
 		t.Errorf("late calls %+v, repeated %d times", late, a.asked.Load())
 	}
 }
@@ -171,19 +168,18 @@ func TestExecutorAgainSettlesItsEarlierCalls(t *testing.T) {
 // TestCallThatBeginsWhileTheExecutorLeaves has a call begin while its node gives up the plugin. The node is a former
 // executor until the plugin has answered the repeated call.
 func TestCallThatBeginsWhileTheExecutorLeaves(t *testing.T) {
-	client := etcdtest.Start(t)
+	client := parallelWithEtcd(t)
 	n, other := newNode(t, client, "a"), newNode(t, client, "other")
-	a := newExecuting(t, n)
+	a := n.asMember(t)
 	a.await(t, true)()
 	a.busy.Store(true)
 	open := registry.Intent{Volume: volumeOf("vol", "vol").VolumeKey(), RPC: registry.DeleteVolumeRPC,
 		Senders: []registry.NodeName{"a"}}
-	open.Volume.Plugin = "p"
-	n.kv = &late{KV: n.kv, before: func() {
+	n.kv = calling(n.kv, func() {
 		if _, err := registrytest.Write(t.Context(), other, registry.Change{Put: []registry.Record{open}}); err != nil {
 			t.Error(err)
 		}
-	}}
+	})
 	a.setHealthy(false)
 	a.await(t, false)
 	if former := a.executor(t).Former; !slices.Equal(former, []registry.NodeName{"a"}) {
@@ -193,30 +189,31 @@ func TestCallThatBeginsWhileTheExecutorLeaves(t *testing.T) {
 	until(t, "the hand-over", func() bool { return len(a.executor(t).Former) == 0 })
 }
 
-// TestThousandCallsAreOpenAtATakeover ends many calls at the next executor, while each may still run at the former one.
-// Their records are too large for one request to etcd. Other calls for their volumes wait until the former executor has
-// handed over or was fenced.
-func TestThousandCallsAreOpenAtATakeover(t *testing.T) {
-	client := etcdtest.Start(t)
-	a := newExecuting(t, newNode(t, client, "a"))
+// TestManyCallsAreOpenAtATakeover ends many calls at the next executor, while each may still run at the former one.
+// Their records are too many and too large for one request to etcd. Other calls for their volumes wait until the former
+// executor has handed over or was fenced.
+func TestManyCallsAreOpenAtATakeover(t *testing.T) {
+	client := parallelWithEtcd(t)
+	a := newMember(t, client, "a")
 	a.setHealthy(false)
-	b := newExecuting(t, newNode(t, client, "b"))
+	b := newMember(t, client, "b")
 	b.await(t, true)()
+	const calls = registry.Batch + 1
 	for _, test := range []struct {
-		calls int
-		end   func()
+		size int // of the record of a call, in bytes
+		end  func()
 	}{
-		{1000, func() { a.busy.Store(false) }},
-		{registry.Batch + 1, func() {
-			put(t, b, registry.Change{Put: []registry.Record{b.executor(t).Left("a", time.Now())}})
+		{16000, func() { a.busy.Store(false) }},
+		{1, func() {
+			commit(t, b, registry.Change{Put: []registry.Record{b.executor(t).Left("a", time.Now())}})
 		}},
 	} {
 		a.busy.Store(true)
 		var opens []registry.Intent
 		var records []registry.Record
-		for i := range test.calls {
+		for i := range calls {
 			v := volumeOf(fmt.Sprint("vol-", i), fmt.Sprint("vol-", i))
-			v.Parameters = map[string]string{"text": strings.Repeat("x", 2000)}
+			v.Parameters = map[string]string{"text": strings.Repeat("x", test.size)}
 			opens = append(opens, registry.Intent{
 				Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: registry.ControllerExpandRPC,
 				Hash: "hash", Senders: []registry.NodeName{"a", "b"},
@@ -224,16 +221,16 @@ func TestThousandCallsAreOpenAtATakeover(t *testing.T) {
 			records = append(records, v, opens[i])
 		}
 		for batch := range slices.Chunk(records, batchSize) {
-			put(t, b, registry.Change{Put: batch})
+			commit(t, b, registry.Change{Put: batch})
 		}
 		executor := b.executor(t)
 		executor.Former = []registry.NodeName{"a"}
-		put(t, b, registry.Change{Put: []registry.Record{executor}})
+		commit(t, b, registry.Change{Put: []registry.Record{executor}})
 		var ends sync.WaitGroup
 		for some := range slices.Chunk(opens, 20) {
 			ends.Go(func() {
 				for _, open := range some {
-					if _, err := b.testNode.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
+					if _, err := b.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
 						change := registry.Change{Delete: []registry.Key{open.Key()}}
 						return change.And(v.Ended(v.LateCallOf(open), open.Senders)), nil
 					}); err != nil {
@@ -244,7 +241,7 @@ func TestThousandCallsAreOpenAtATakeover(t *testing.T) {
 		}
 		ends.Wait()
 		blocked := func() (is bool) {
-			look(t, b.testNode, func(v registry.View) {
+			look(t, b, func(v registry.View) {
 				e, _ := v.Executor("p")
 				other := opens[7]
 				other.RPC = registry.ControllerUnpublishRPC
@@ -255,15 +252,15 @@ func TestThousandCallsAreOpenAtATakeover(t *testing.T) {
 			})
 			return is
 		}
-		if n := len(b.late(t)); n != test.calls || !blocked() {
-			t.Errorf("%d late calls of %d, blocked: %t", n, test.calls, blocked())
+		if n := len(b.lateCalls(t)); n != calls || !blocked() {
+			t.Errorf("%d late calls of %d, blocked: %t", n, calls, blocked())
 		}
 		test.end()
 		until(t, "no former executor", func() bool { return len(b.executor(t).Former) == 0 })
 		if blocked() {
 			t.Error("another call waits")
 		}
-		until(t, "the records are gone", func() bool { return len(b.late(t)) == 0 })
+		until(t, "the records are gone", func() bool { return len(b.lateCalls(t)) == 0 })
 	}
 }
 
@@ -271,135 +268,100 @@ func TestThousandCallsAreOpenAtATakeover(t *testing.T) {
 // Other calls for the volume wait until that node is back and its plugin has answered the call. This holds whether or
 // not another node takes over before the call is given up.
 func TestCallIsGivenUpWhileItsExecutorIsSuspect(t *testing.T) {
+	t.Parallel()
 	for _, takenOver := range []bool{false, true} {
-		client := etcdtest.Start(t)
-		a := newExecuting(t, newNode(t, client, "a"))
-		a.busy.Store(true)
-		a.await(t, true)()
-		b := newExecuting(t, newNode(t, client, "b"))
-		if !takenOver {
-			b.setHealthy(false)
-		}
-		v := volumeOf("vol", "vol")
-		v.Plugin = "p"
-		open := registry.Intent{Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: registry.ControllerUnpublishRPC,
-			Senders: []registry.NodeName{"a"}}
-		put(t, a, registry.Change{Put: []registry.Record{v, open}})
-		a.cut()
-		until(t, "the node is suspect", func() (suspect bool) {
-			look(t, b.testNode, func(v registry.View) {
-				_, alive := v.NodeLease("a")
-				suspect = !alive
-			})
-			return suspect
-		})
-		if takenOver {
-			b.await(t, true)()
-		}
-		if _, err := b.testNode.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
-			change := registry.Change{Delete: []registry.Key{open.Key()}}
-			return change.And(v.GivenUp(v.LateCallOf(open), open.Senders, "b")), nil
-		}); err != nil {
-			t.Fatal(err)
-		}
-		b.setHealthy(true)
-		b.await(t, true)()
-		next := open
-		next.RPC, next.Senders = registry.DeleteVolumeRPC, nil
-		blocked := func() (err error) {
-			look(t, b.testNode, func(v registry.View) {
-				e, _ := v.Executor("p")
-				err = v.Blocks(e, next)
-			})
-			return err
-		}
-		if err := blocked(); !errors.Is(err, registry.ErrUnavailable) {
-			t.Errorf("taken over before: %t: another call: %v", takenOver, err)
-		}
-		renewing, cancel := context.WithCancel(t.Context())
-		var renewal sync.WaitGroup
-		renewal.Go(func() { _ = a.session.Run(renewing) })
-		until(t, "a repetition", func() bool { return a.asked.Load() > 0 })
-		if err := blocked(); !errors.Is(err, registry.ErrUnavailable) {
-			t.Errorf("taken over before: %t: another call while the first one runs: %v", takenOver, err)
-		}
-		a.busy.Store(false)
-		until(t, "the hand-over", func() bool { return blocked() == nil })
-		cancel()
-		renewal.Wait()
+		t.Run(fmt.Sprintf("taken over before: %t", takenOver), func(t *testing.T) { giveUpWhileSuspect(t, takenOver) })
 	}
+}
+
+func giveUpWhileSuspect(t *testing.T, takenOver bool) {
+	client := parallelWithEtcd(t)
+	a := newMember(t, client, "a")
+	a.busy.Store(true)
+	a.await(t, true)()
+	b := newMember(t, client, "b")
+	if !takenOver {
+		b.setHealthy(false)
+	}
+	v := volumeOf("vol", "vol")
+	open := registry.Intent{Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: registry.ControllerUnpublishRPC,
+		Senders: []registry.NodeName{"a"}}
+	commit(t, a, registry.Change{Put: []registry.Record{v, open}})
+	a.cut()
+	b.seeAlive(t, "a", false)
+	if takenOver {
+		b.await(t, true)()
+	}
+	if _, err := b.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
+		change := registry.Change{Delete: []registry.Key{open.Key()}}
+		return change.And(v.GivenUp(v.LateCallOf(open), open.Senders, "b")), nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	b.setHealthy(true)
+	b.await(t, true)()
+	next := open
+	next.RPC, next.Senders = registry.DeleteVolumeRPC, nil
+	blocked := func() (err error) {
+		look(t, b, func(v registry.View) {
+			e, _ := v.Executor("p")
+			err = v.Blocks(e, next)
+		})
+		return err
+	}
+	if err := blocked(); !errors.Is(err, registry.ErrUnavailable) {
+		t.Errorf("another call: %v", err)
+	}
+	a.run(t, a.session.Run)
+	until(t, "a repetition", func() bool { return a.asked.Load() > 0 })
+	if err := blocked(); !errors.Is(err, registry.ErrUnavailable) {
+		t.Errorf("another call while the first one runs: %v", err)
+	}
+	a.busy.Store(false)
+	until(t, "the hand-over", func() bool { return blocked() == nil })
 }
 
 // TestSendingWaitsForCommitsInDoubt asks whether a call may be sent while a commit of the node has no known outcome.
 func TestSendingWaitsForCommitsInDoubt(t *testing.T) {
-	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
+	a := newMember(t, parallelWithEtcd(t), "a")
 	a.await(t, true)()
-	doubts := a.testNode.doubts.Add(1)
+	doubts := a.doubts.Add(1)
 	a.await(t, true)()
-	if settled := a.testNode.settled.Load(); settled < doubts {
+	if settled := a.settled.Load(); settled < doubts {
 		t.Errorf("%d of %d commits are settled", settled, doubts)
 	}
 }
 
 // TestRepetitionIsCheckedBeforeItIsSent changes the records after a node has decided to repeat a call.
 func TestRepetitionIsCheckedBeforeItIsSent(t *testing.T) {
-	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
+	a := newMember(t, parallelWithEtcd(t), "a")
 	a.busy.Store(true) // so the node does not hand over
 	a.await(t, true)()
 	a.setHealthy(false)
 	a.await(t, false)
 	open := registry.Intent{Volume: volumeOf("vol", "vol").VolumeKey(), Name: volumeOf("vol", "vol").VolumeName(),
 		RPC: registry.DeleteVolumeRPC, Senders: []registry.NodeName{"a"}}
-	open.Volume.Plugin = "p"
 	call := registry.LateCall{Plugin: "p", Node: "a", RPC: open.RPC, For: open.Name.String()}
 	refused := call
 	refused.Failed = true
 	executor := registry.Executor{Plugin: "p", Holder: "b", Former: []registry.NodeName{"a"}}
 	check := func(state string, want error) {
 		t.Helper()
-		if err := a.Repeating(t.Context(), "p", call); !errors.Is(err, want) {
+		if err := a.Executors.Repeating(t.Context(), "p", call); !errors.Is(err, want) {
 			t.Errorf("%s: %v", state, err)
 		}
 	}
-	put(t, a, registry.Change{Put: []registry.Record{open, executor}})
+	commit(t, a, registry.Change{Put: []registry.Record{open, executor}})
 	check("it is open", nil)
-	put(t, a, registry.Change{Put: []registry.Record{call}, Delete: []registry.Key{open.Key()}})
+	commit(t, a, registry.Change{Put: []registry.Record{call}, Delete: []registry.Key{open.Key()}})
 	check("it has ended elsewhere", nil)
-	put(t, a, registry.Change{Put: []registry.Record{refused}})
+	commit(t, a, registry.Change{Put: []registry.Record{refused}})
 	check("it was refused elsewhere", registry.ErrConflict)
-	put(t, a, registry.Change{Put: []registry.Record{open}, Delete: []registry.Key{call.Key()}})
+	commit(t, a, registry.Change{Put: []registry.Record{open}, Delete: []registry.Key{call.Key()}})
 	a.setHealthy(true)
 	a.await(t, true)()
 	check("the node is the executor again", registry.ErrConflict)
 	a.cut()
 	a.boot.Add(int64(2 * time.Second))
 	check("the lease may have ended", registry.ErrUnavailable)
-}
-
-// late lists the late calls of all nodes.
-func (x *executing) late(t *testing.T) (list []registry.LateCall) {
-	look(t, x.testNode, func(v registry.View) {
-		for path := range v.Paths(registry.BucketLateCalls, "") {
-			list = append(list, v.Get(registry.Key{Bucket: registry.BucketLateCalls, Path: path}).(registry.LateCall))
-		}
-	})
-	return list
-}
-
-func put(t *testing.T, x *executing, change registry.Change) {
-	t.Helper()
-	if _, err := x.testNode.State.Commit(t.Context(), func(registry.View) (registry.Change, error) {
-		return change, nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func until(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !is(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within a minute", what)
-		}
-	}
 }

@@ -6,14 +6,13 @@ import (
 	"runtime"
 	"testing"
 
-	"holdfast/internal/etcdtest"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
 )
 
 // TestIndependentDecisionsShareATransaction has commits join while etcd has yet to answer an earlier transaction.
 func TestIndependentDecisionsShareATransaction(t *testing.T) {
-	n := newNode(t, etcdtest.Start(t), "node")
+	n := newNode(t, parallelWithEtcd(t), "node")
 	held := claim("held", "a")
 	registrytest.Put(t, n, held)
 	n.groups.turn <- struct{}{}
@@ -65,7 +64,7 @@ func TestIndependentDecisionsShareATransaction(t *testing.T) {
 // TestConflictOfOneDecisionFailsNoOther has two commits share a transaction. Another node changes a record that one of
 // them has read. The other commit succeeds.
 func TestConflictOfOneDecisionFailsNoOther(t *testing.T) {
-	client := etcdtest.Start(t)
+	client := parallelWithEtcd(t)
 	n, other := newNode(t, client, "node"), newNode(t, client, "other")
 	n.groups.turn <- struct{}{}
 	g := n.joinGroup(t.Context(), n.decided(t, counting))
@@ -98,7 +97,7 @@ func TestConflictOfOneDecisionFailsNoOther(t *testing.T) {
 
 // TestRefusalOfOneDecisionFailsNoOther has three commits share a transaction, of which one is too large for etcd.
 func TestRefusalOfOneDecisionFailsNoOther(t *testing.T) {
-	n := newNode(t, etcdtest.Start(t), "node")
+	n := newNode(t, parallelWithEtcd(t), "node")
 	n.groups.turn <- struct{}{}
 	g := n.joinGroup(t.Context(), n.decided(t, counting))
 	outcomes := make(chan error, 3)
@@ -147,7 +146,7 @@ func TestRefusalOfOneDecisionFailsNoOther(t *testing.T) {
 // to leave ends the transaction. If others stay, the outcome is uncertain, and after Settle the transaction has no
 // effect.
 func TestCallerLeavesACommonTransaction(t *testing.T) {
-	n := newNode(t, etcdtest.Start(t), "node")
+	n := newNode(t, parallelWithEtcd(t), "node")
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	n.groups.turn <- struct{}{}

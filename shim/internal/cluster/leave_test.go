@@ -9,7 +9,6 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"holdfast/config"
-	"holdfast/internal/etcdtest"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
 )
@@ -17,13 +16,13 @@ import (
 // TestLeave has nodes leave their cluster. A node with a claim or a mount is refused. After a node has left, neither
 // the cluster nor the node's store has its records, even if Leave was interrupted in between. The node may join again.
 func TestLeave(t *testing.T) {
-	client := etcdtest.Start(t)
+	client := parallelWithEtcd(t)
 	b := newMember(t, client, "b")
 	b.await(t, true)() // so that a executes no plugin
 	a := newMember(t, client, "a")
 	held := claim("vol", "alloc")
 	held.Node, held.Name = "a", volumeOf("vol", "vol").VolumeName()
-	a.commit(t, []registry.Record{held, volumeOf("vol", "vol")})
+	registrytest.Put(t, a, held, volumeOf("vol", "vol"))
 	a.cut()
 	a.stop()
 	block := config.Cluster{ID: t.Name(), Endpoints: client.Endpoints(), Expect: 1, LeaseTTL: LeaseTTL}
@@ -42,16 +41,12 @@ func TestLeave(t *testing.T) {
 		})
 	}
 	leave(a.testNode, "the claim of alloc alloc on volume vol", "holdfast node drain a")
-	b.commit(t, nil, held.Key())
+	commit(t, b, registry.Change{Delete: []registry.Key{held.Key()}})
 	ref := registry.Ref{Volume: held.Volume, Alloc: held.Alloc, Request: held.Request, Publish: registry.MarkDone}
 	a.offline(t, func(s registry.State) { registrytest.Put(t, s, ref) })
 	leave(a.testNode, "volume vol published for alloc alloc")
 	a.offline(t, func(s registry.State) {
-		if _, err := s.Commit(t.Context(), func(registry.View) (registry.Change, error) {
-			return registry.Change{Delete: []registry.Key{ref.Key()}}, nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		commit(t, s, registry.Change{Delete: []registry.Key{ref.Key()}})
 	})
 	leave(a.testNode)
 	b.seeState(t, "a", registry.NodeForgotten)
@@ -66,10 +61,9 @@ func TestLeave(t *testing.T) {
 
 	again := newMember(t, client, "a")
 	b.seeState(t, "a", registry.NodeOutOfService) // the node is ready once it has unmounted all volumes
-	b.see(t, "a is alive", func(v registry.View) bool { _, alive := v.NodeLease("a"); return alive })
-	again.die(t)
+	b.seeAlive(t, "a", true)
+	again.die(t, b)
 	again.stop()
-	b.see(t, "a is suspect", func(v registry.View) bool { _, alive := v.NodeLease("a"); return !alive })
 	if err := b.Forget(t.Context(), "a", "alice", ""); err != nil { // as if Leave was interrupted
 		t.Fatal(err)
 	}
@@ -78,17 +72,16 @@ func TestLeave(t *testing.T) {
 
 // TestForgetSeesALateClaim commits a claim of a node just before the node is forgotten. Forget is refused.
 func TestForgetSeesALateClaim(t *testing.T) {
-	client := etcdtest.Start(t)
+	client := parallelWithEtcd(t)
 	c, b := newMember(t, client, "c"), newMember(t, client, "b")
 	c.await(t, true)() // so that a executes no plugin
 	a := newMember(t, client, "a")
-	b.see(t, "a is alive", func(v registry.View) bool { _, alive := v.NodeLease("a"); return alive })
-	a.die(t)
-	b.see(t, "a is suspect", func(v registry.View) bool { _, alive := v.NodeLease("a"); return !alive })
+	b.seeAlive(t, "a", true)
+	a.die(t, b)
 	late := claim("vol", "alloc")
 	late.Node = "a"
-	first := sync.OnceFunc(func() { c.commit(t, []registry.Record{late}) })
-	b.State.sending = func(registry.Change) { first() }
+	first := sync.OnceFunc(func() { registrytest.Put(t, c, late) })
+	b.sending = func(registry.Change) { first() }
 	err := b.Forget(t.Context(), "a", "alice", "")
 	if err == nil || !strings.Contains(err.Error(), "the claim of alloc") {
 		t.Errorf("forget a node with a claim: %v", err)
@@ -98,10 +91,10 @@ func TestForgetSeesALateClaim(t *testing.T) {
 // TestLeaveLostCluster has a node leave a cluster that does not exist any more. Without confirmation, the error says
 // what may be lost.
 func TestLeaveLostCluster(t *testing.T) {
-	a := newMember(t, etcdtest.Start(t), "a")
+	a := newMember(t, parallelWithEtcd(t), "a")
 	at := registry.Attachment{Volume: claim("vol", "").Volume, Name: volumeOf("vol", "vol").VolumeName(), Node: "a",
 		NodeID: "a-id", State: registry.MarkDone}
-	a.commit(t, []registry.Record{volumeOf("vol", "vol"), at})
+	registrytest.Put(t, a, volumeOf("vol", "vol"), at)
 	a.cut()
 	a.stop()
 	a.offline(t, func(local registry.State) {

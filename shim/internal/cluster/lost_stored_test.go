@@ -8,8 +8,8 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
-	"holdfast/internal/etcdtest"
 	"holdfast/registry"
+	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/intent"
 )
@@ -24,24 +24,22 @@ func (idleNode) Uses(context.Context, registry.VolumeKey) ([]string, error) { re
 // claim is released without a call. The attachment stays, because only the node can detach it. If the node never comes
 // back, the volume is deregistered and the node is forgotten.
 func TestNodeWhoseVolumesAreGoneIsForgotten(t *testing.T) {
-	client := etcdtest.Start(t)
+	client := parallelWithEtcd(t)
 	a, b := newMember(t, client, "a"), newMember(t, client, "b")
 	held := claim("vol", "alloc")
 	held.Node = "a"
 	spec := registry.VolumeSpec{Namespace: held.Name.Namespace, ID: held.Name.ID, Plugin: held.Volume.Plugin,
 		External: held.Volume.External, Node: "a"}
 	at := registry.Attachment{Volume: held.Volume, Name: held.Name, Node: "a", NodeID: "a-id", State: registry.MarkDone}
-	a.commit(t, []registry.Record{held, at,
-		registry.Volume{VolumeSpec: spec, State: registry.VolumeReady, Created: true}})
+	registrytest.Put(t, a, held, at, registry.Volume{VolumeSpec: spec, State: registry.VolumeReady, Created: true})
 	calls := intent.Calls{
-		Sender: intent.Sender{State: b.State, Now: time.Now}, Plugins: noPlugins{}, Locks: &intent.Locks{},
+		Sender: intent.Sender{State: b, Now: time.Now}, Plugins: noPlugins{}, Locks: &intent.Locks{},
 	}
 	volumes := controller.New(calls, nil, idleNode{}, hclog.NewNullLogger()) // without a driver no call can be made
 	b.run(t, NewReaper(b.Node, volumes, nil).Run)
 	deregister := func() error { return volumes.Deregister(t.Context(), held.Name) }
 
-	a.die(t)
-	b.see(t, "a is suspect", func(v registry.View) bool { _, alive := v.NodeLease("a"); return !alive })
+	a.die(t, b)
 	if err := deregister(); err == nil || !strings.Contains(err.Error(), "attached to node a-id") {
 		t.Errorf("deregister a volume of a suspect node: %v", err)
 	}
@@ -49,7 +47,7 @@ func TestNodeWhoseVolumesAreGoneIsForgotten(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.see(t, "the claim is released", func(v registry.View) bool { return len(v.AllClaims()) == 0 })
-	look(t, b.State, func(v registry.View) {
+	look(t, b, func(v registry.View) {
 		if len(v.AllAttachments()) != 1 {
 			t.Error("the attachment is gone, so the node would not detach the volume once it is back")
 		}
@@ -60,7 +58,7 @@ func TestNodeWhoseVolumesAreGoneIsForgotten(t *testing.T) {
 	if err := deregister(); err != nil {
 		t.Fatal(err)
 	}
-	look(t, b.State, func(v registry.View) {
+	look(t, b, func(v registry.View) {
 		events, _ := v.Events(0, registry.MaxEvents)
 		if last := events[len(events)-1]; last.Kind != registry.EventAbandoned ||
 			!strings.Contains(last.Detail, "node a is out-of-service by alice: it burns") {

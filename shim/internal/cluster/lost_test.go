@@ -14,53 +14,11 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
-	"holdfast/internal/etcdtest"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/intent"
 )
-
-// commit commits records at the member.
-func (m *member) commit(t *testing.T, put []registry.Record, remove ...registry.Key) {
-	t.Helper()
-	if _, err := m.State.Commit(t.Context(), func(registry.View) (registry.Change, error) {
-		return registry.Change{Put: put, Delete: remove}, nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// run runs a loop of the member until the test ends. It wakes the loop after each change of the copy.
-func (m *member) run(t *testing.T, loop func(context.Context) error) {
-	ctx, cancel := context.WithCancel(t.Context())
-	var all sync.WaitGroup
-	all.Go(func() { _ = loop(ctx) })
-	all.Go(func() { // stands for the store's listener
-		for ctx.Err() == nil {
-			changed := m.State.copy.next()
-			m.changes.fire()
-			select {
-			case <-changed:
-			case <-time.After(100 * time.Millisecond): // for changes of the node's own records
-			case <-ctx.Done():
-			}
-		}
-	})
-	t.Cleanup(func() { cancel(); all.Wait() })
-}
-
-// restart starts the member again after it has died.
-func (m *member) restart(t *testing.T) *member {
-	m.stop()
-	n := &testNode{dir: m.dir, name: m.name, client: m.testNode.client}
-	n.start(t)
-	t.Cleanup(func() { n.stop() })
-	x := newExecuting(t, n)
-	next := &member{x, &Node{State: x.testNode.State, Executors: x.Executors, session: x.session, plugins: &x.plugins,
-		log: m.log}}
-	return next
-}
 
 // testRelease deletes the claims of lost nodes, and this node's records of published volumes.
 type testRelease struct {
@@ -72,7 +30,7 @@ type testRelease struct {
 }
 
 func (r *testRelease) ReleaseLost(ctx context.Context, k registry.AttachmentKey) error {
-	_, err := r.State.Commit(ctx, func(v registry.View) (change registry.Change, err error) {
+	_, err := r.Commit(ctx, func(v registry.View) (change registry.Change, err error) {
 		for _, c := range v.Claims(k.Volume) {
 			if c.Node == k.Node {
 				change.Delete = append(change.Delete, c.Key())
@@ -89,7 +47,7 @@ func (r *testRelease) Lose(ctx context.Context, why string) error {
 	if r.why = why; r.busy {
 		return nil
 	}
-	_, err := r.State.Commit(ctx, func(v registry.View) (change registry.Change, err error) {
+	_, err := r.Commit(ctx, func(v registry.View) (change registry.Change, err error) {
 		for _, ref := range v.AllRefs() {
 			change.Delete = append(change.Delete, ref.Key())
 		}
@@ -102,6 +60,7 @@ func (r *testRelease) Lose(ctx context.Context, why string) error {
 // them. When it is back, it uses no volume and executes no plugin before its mounts are gone. It comes back with a new
 // shim, or with the same shim after a partition. If it was drained before, it is drained again.
 func TestLostNodeComesBack(t *testing.T) {
+	t.Parallel()
 	restart := func(t *testing.T, a *member) *member { return a.restart(t) }
 	same := func(t *testing.T, a *member) *member { a.run(t, a.session.Run); return a }
 	t.Run("a new shim", func(t *testing.T) { comeBack(t, false, restart) })
@@ -110,22 +69,22 @@ func TestLostNodeComesBack(t *testing.T) {
 }
 
 func comeBack(t *testing.T, drained bool, back func(*testing.T, *member) *member) {
-	client := etcdtest.Start(t)
+	client := parallelWithEtcd(t)
 	a, b := newMember(t, client, "a"), newMember(t, client, "b")
 	a.await(t, true)()
 	b.run(t, NewReaper(b.Node, &testRelease{member: b, t: t}, nil).Run)
 	held := claim("vol", "alloc")
 	held.Node = "a"
-	a.commit(t, []registry.Record{held})
+	registrytest.Put(t, a, held)
 	ref := registry.Ref{Volume: held.Volume, Alloc: held.Alloc, Request: held.Request, Publish: registry.MarkDone}
-	a.commit(t, []registry.Record{ref})
+	registrytest.Put(t, a, ref)
 	use := registry.EndpointUse{
 		Volume: claim("of a client", "").Volume, Node: "a", Call: registry.NodePublishRPC, Target: "/mnt",
 	}
 	attached, other := use, use
 	attached.Call, attached.Target, other.Node = registry.ControllerPublishRPC, "a-id", "b"
-	a.commit(t, []registry.Record{use, attached, other})
-	look(t, a.State, func(v registry.View) {
+	registrytest.Put(t, a, use, attached, other)
+	look(t, a, func(v registry.View) {
 		if err := a.Admitted(v); err != nil {
 			t.Errorf("a node with a lease is not admitted: %v", err)
 		}
@@ -137,10 +96,9 @@ func comeBack(t *testing.T, drained bool, back func(*testing.T, *member) *member
 			t.Fatal(err)
 		}
 	}
-	a.die(t)
-	b.see(t, "a is suspect", func(v registry.View) bool { _, alive := v.NodeLease("a"); return !alive })
+	a.die(t, b)
 	b.await(t, true)() // b executes the plugin now
-	look(t, b.State, func(v registry.View) {
+	look(t, b, func(v registry.View) {
 		if len(v.Claims(held.Volume)) != 1 {
 			t.Error("a suspect node has lost its claim")
 		}
@@ -152,7 +110,7 @@ func comeBack(t *testing.T, drained bool, back func(*testing.T, *member) *member
 	b.see(t, "the client's mount is forgotten", func(v registry.View) bool {
 		return len(v.EndpointUses(use.Volume)) == 2
 	})
-	look(t, b.State, func(v registry.View) {
+	look(t, b, func(v registry.View) {
 		for _, left := range v.EndpointUses(use.Volume) {
 			if left.Key() == use.Key() {
 				t.Errorf("a use of a lost node is left: %s", left)
@@ -163,7 +121,7 @@ func comeBack(t *testing.T, drained bool, back func(*testing.T, *member) *member
 	a = back(t, a)
 	release := &testRelease{member: a, t: t, busy: true}
 	a.run(t, NewReaper(a.Node, release, release).Run)
-	b.executing.setHealthy(false) // so no other node executes the plugin
+	b.setHealthy(false) // so no other node executes the plugin
 	b.await(t, false)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -184,7 +142,7 @@ func comeBack(t *testing.T, drained bool, back func(*testing.T, *member) *member
 	}
 	release.mu.Unlock()
 	a.seeState(t, "a", state)
-	look(t, a.State, func(v registry.View) {
+	look(t, a, func(v registry.View) {
 		r, _ := v.Node("a")
 		if drained && (r.By != "bob" || r.Reason != "disks" || !r.Deadline.Equal(deadline) ||
 			r.Drain != registry.Drain{}) {
@@ -200,7 +158,7 @@ func comeBack(t *testing.T, drained bool, back func(*testing.T, *member) *member
 // TestFenceIsRepeatedUntilItSucceeds has a fence callback fail twice. Only one node at a time calls it. The lost node
 // keeps its state until the callback succeeds.
 func TestFenceIsRepeatedUntilItSucceeds(t *testing.T) {
-	client := etcdtest.Start(t)
+	client := parallelWithEtcd(t)
 	a, b, c := newMember(t, client, "a"), newMember(t, client, "b"), newMember(t, client, "c")
 	var mu sync.Mutex
 	calls := map[string]int{}
@@ -208,7 +166,7 @@ func TestFenceIsRepeatedUntilItSucceeds(t *testing.T) {
 		return func(_ context.Context, node registry.NodeName) error {
 			mu.Lock()
 			defer mu.Unlock()
-			look(t, m.State, func(v registry.View) {
+			look(t, m, func(v registry.View) {
 				if r, _ := v.Node(node); node != "a" || r.State != registry.NodeReady || r.Epoch != 0 {
 					t.Errorf("fence %s, which is %+v", node, r)
 				}
@@ -223,13 +181,13 @@ func TestFenceIsRepeatedUntilItSucceeds(t *testing.T) {
 		m.fence = fence(m)
 		m.run(t, m.fenceLost)
 	}
-	a.die(t)
+	a.die(t, b)
 	b.see(t, "the failure", func(v registry.View) bool {
 		r, _ := v.Node("a")
 		return strings.Contains(v.NodeStatus(r, nil, nil).Reason, "no route to the power switch")
 	})
 	b.seeState(t, "a", registry.NodeFenced)
-	look(t, b.State, func(v registry.View) {
+	look(t, b, func(v registry.View) {
 		if r, _ := v.Node("a"); r.Epoch != 1 || r.Fencing != (registry.Fencing{}) {
 			t.Errorf("%+v", r)
 		}
@@ -244,11 +202,10 @@ func TestFenceIsRepeatedUntilItSucceeds(t *testing.T) {
 // TestNextShimDoesNotWaitAgainToFence asks a shim how long it waits before it fences a suspect node, and before it
 // retries a fence. The waits and tries of an earlier shim count.
 func TestNextShimDoesNotWaitAgainToFence(t *testing.T) {
-	client := etcdtest.Start(t)
+	client := parallelWithEtcd(t)
 	a, b := newMember(t, client, "a"), newMember(t, client, "b")
-	a.die(t)
-	b.see(t, "a is suspect", func(v registry.View) bool { return !v.SuspectSince("a").IsZero() })
-	look(t, b.State, func(v registry.View) {
+	a.die(t, b)
+	look(t, b, func(v registry.View) {
 		since, f := v.SuspectSince("a"), fencer{Node: &Node{session: b.session, Executors: &Executors{}}}
 		for waited, want := range map[time.Duration]time.Duration{
 			-time.Hour: b.session.ttl, 0: b.session.ttl, time.Second: b.session.ttl - time.Second, time.Hour: 0,
@@ -276,7 +233,7 @@ func TestNextShimDoesNotWaitAgainToFence(t *testing.T) {
 // TestNextNodeFinishesForADeadOne has one node die while it fences a lost node, and another node die while it releases
 // the volumes of the lost node. The next node finishes both.
 func TestNextNodeFinishesForADeadOne(t *testing.T) {
-	client := etcdtest.Start(t)
+	client := parallelWithEtcd(t)
 	a, b, c := newMember(t, client, "a"), newMember(t, client, "b"), newMember(t, client, "c")
 	c.setHealthy(false)
 	a.setHealthy(false)
@@ -284,7 +241,7 @@ func TestNextNodeFinishesForADeadOne(t *testing.T) {
 	for _, volume := range []string{"vol-1", "vol-2"} {
 		held := claim(volume, "alloc")
 		held.Node = "a"
-		a.commit(t, []registry.Record{held})
+		registrytest.Put(t, a, held)
 	}
 	fencing := make(chan struct{})
 	b.fence = func(ctx context.Context, _ registry.NodeName) error {
@@ -293,9 +250,9 @@ func TestNextNodeFinishesForADeadOne(t *testing.T) {
 		return context.Cause(ctx)
 	}
 	b.run(t, b.fenceLost)
-	a.die(t)
+	a.die(t, c)
 	<-fencing
-	b.die(t)
+	b.die(t, c)
 	c.fence = func(_ context.Context, node registry.NodeName) error {
 		if node == "b" {
 			return errors.New("it is alive")
@@ -318,7 +275,7 @@ func TestNextNodeFinishesForADeadOne(t *testing.T) {
 		return (&testRelease{member: d, t: t}).ReleaseLost(ctx, k)
 	}), nil).Run)
 	<-released
-	d.die(t)
+	d.die(t, c)
 	c.run(t, NewReaper(c.Node, &testRelease{member: c, t: t}, nil).Run)
 	c.setHealthy(true)
 	c.see(t, "both claims are gone", func(v registry.View) bool { return len(v.AllClaims()) == 0 })
@@ -333,6 +290,7 @@ func (f releaseFunc) ReleaseLost(ctx context.Context, k registry.AttachmentKey) 
 // TestNodeThatIsBackAwaitsItsFence starts a node again while another node fences it. The node uses no volume before the
 // outcome is known. Otherwise its claims could be released during the use.
 func TestNodeThatIsBackAwaitsItsFence(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		outcome error
 		dies    bool // the other node dies
@@ -342,15 +300,14 @@ func TestNodeThatIsBackAwaitsItsFence(t *testing.T) {
 		"the other node dies": {outcome: context.Canceled, dies: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			client := etcdtest.Start(t)
+			client := parallelWithEtcd(t)
 			a, b := newMember(t, client, "a"), newMember(t, client, "b")
 			answer := make(chan struct{})
 			end := sync.OnceFunc(func() { close(answer) })
 			b.fence = func(context.Context, registry.NodeName) error { <-answer; return c.outcome }
 			b.run(t, b.fenceLost)
 			t.Cleanup(end)
-			a.die(t)
+			a.die(t, b)
 			b.see(t, "the mark", func(v registry.View) bool { r, _ := v.Node("a"); return r.Fencing.By == "b" })
 			a = a.restart(t)
 			release := &testRelease{member: a, t: t}
@@ -361,14 +318,14 @@ func TestNodeThatIsBackAwaitsItsFence(t *testing.T) {
 					return
 				}
 				if waited = true; c.dies {
-					b.die(t)
+					b.die(t, a)
 				} else {
 					end()
 				}
 			}); err != nil || !waited {
 				t.Errorf("a node that is being fenced has waited: %v; %v", waited, err)
 			}
-			look(t, a.State, func(v registry.View) {
+			look(t, a, func(v registry.View) {
 				r, _ := v.Node("a")
 				if r.Epoch != c.epoch || r.State != registry.NodeReady || r.Fencing != (registry.Fencing{}) {
 					t.Errorf("%+v", r)
@@ -381,13 +338,13 @@ func TestNodeThatIsBackAwaitsItsFence(t *testing.T) {
 // TestFencedNodeThatIsBackEndsItsCalls declares a node fenced that is alive again and has a controller call under way.
 // The next executor may send other calls only after this call has ended.
 func TestFencedNodeThatIsBackEndsItsCalls(t *testing.T) {
-	client := etcdtest.Start(t)
+	client := parallelWithEtcd(t)
 	a, b := newMember(t, client, "a"), newMember(t, client, "b")
 	done := a.await(t, true)
 	held := claim("vol", "alloc")
-	a.commit(t, []registry.Record{registry.Ref{Volume: held.Volume, Alloc: held.Alloc, Request: held.Request,
-		Publish: registry.MarkDone}}) // while a volume is mounted, the node executes nothing
-	if _, err := b.State.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
+	registrytest.Put(t, a, registry.Ref{Volume: held.Volume, Alloc: held.Alloc, Request: held.Request,
+		Publish: registry.MarkDone}) // while a volume is mounted, the node executes nothing
+	if _, err := b.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
 		r, _ := v.Node("a")
 		return b.lostChange(v, r, registry.NodeFenced, registry.EventNodeFenced, "", "power off"), nil
 	}); err != nil {
@@ -404,14 +361,12 @@ func TestFencedNodeThatIsBackEndsItsCalls(t *testing.T) {
 // TestSilentEtcdDelaysOnlyDecisions loses every answer of etcd. A commit of the node's own records succeeds. A commit
 // of shared records ends with its caller's deadline, and says since when etcd has not answered.
 func TestSilentEtcdDelaysOnlyDecisions(t *testing.T) {
-	n := newNode(t, etcdtest.Start(t), "n")
+	n := newNode(t, parallelWithEtcd(t), "n")
 	var silent atomic.Bool
 	silent.Store(true)
-	n.kv = lossy{n.kv, silent.Load}
+	n.kv = losing(n.kv, silent.Load)
 	commit := func(ctx context.Context, r registry.Record) error {
-		_, err := n.Commit(ctx, func(registry.View) (registry.Change, error) {
-			return registry.Change{Put: []registry.Record{r}}, nil
-		})
+		_, err := n.Commit(ctx, deciding(r))
 		return err
 	}
 	c := claim("vol", "alloc")
@@ -456,7 +411,7 @@ func (r countedReader) Paths(b registry.Bucket, prefix string) iter.Seq[string] 
 // TestManyClaimsOfALostNode releases more claims of a volume than etcd deletes in one transaction. After that, the
 // reaper does not list the claims again for the same lost node.
 func TestManyClaimsOfALostNode(t *testing.T) {
-	client := etcdtest.Start(t)
+	client := parallelWithEtcd(t)
 	n := newNode(t, client, "n")
 	held := claim("vol", "alloc")
 	held.Node = "gone"

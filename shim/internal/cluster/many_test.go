@@ -7,7 +7,6 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
-	"holdfast/internal/etcdtest"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/controller"
@@ -18,7 +17,7 @@ import (
 // them changes, the decision is made again.
 func TestDecisionThatReadsManyRecords(t *testing.T) {
 	const count = 300
-	client := etcdtest.Start(t)
+	client := parallelWithEtcd(t)
 	n, other := newNode(t, client, "node"), newNode(t, client, "other")
 	var records []registry.Record
 	for i := range count {
@@ -59,7 +58,7 @@ func (hereOnly) Name() registry.NodeName { return "n" }
 
 // TestVolumeIsDetachedFromManyNodes takes down more attachments of a volume than etcd changes in one transaction.
 func TestVolumeIsDetachedFromManyNodes(t *testing.T) {
-	n := newNode(t, etcdtest.Start(t), "n")
+	n := newNode(t, parallelWithEtcd(t), "n")
 	v := volumeOf("vol", "vol")
 	records := []registry.Record{v}
 	for i := range 300 {
@@ -87,18 +86,18 @@ func TestVolumeIsDetachedFromManyNodes(t *testing.T) {
 // TestLostNodeHasExecutedManyPlugins declares a node out of service that is the executor of more plugins than etcd
 // changes in one transaction.
 func TestLostNodeHasExecutedManyPlugins(t *testing.T) {
-	client := etcdtest.Start(t)
+	client := parallelWithEtcd(t)
 	a := newMember(t, client, "a")
 	records := []registry.Record{registry.Node{Name: "gone", State: registry.NodeReady}}
 	for i := range 300 {
 		plugin := registry.PluginID(fmt.Sprint("p-", i))
 		records = append(records, registry.Executor{Plugin: plugin, Holder: "gone", Term: 1})
 	}
-	registrytest.Put(t, a.State, records...)
+	registrytest.Put(t, a, records...)
 	if r, err := a.OutOfService(t.Context(), "gone", "ada", ""); err != nil || r.State != registry.NodeOutOfService {
 		t.Fatalf("%v, %v", r, err)
 	}
-	look(t, a.State, func(v registry.View) {
+	look(t, a, func(v registry.View) {
 		if left := executorFor(v, "gone"); len(left) > 0 {
 			t.Errorf("the node still has %v", left)
 		}

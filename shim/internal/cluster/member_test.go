@@ -3,16 +3,13 @@ package cluster
 import (
 	"context"
 	"errors"
-	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
 
-	"github.com/hashicorp/go-hclog"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"holdfast/internal/etcdtest"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
 )
@@ -54,9 +51,9 @@ func wantNoMember(t *testing.T, local registry.State) {
 
 // TestNameOfAnotherMember starts a node with the name of another member. The node waits, and does not fence the member.
 func TestNameOfAnotherMember(t *testing.T) {
-	client := etcdtest.Start(t)
+	client := parallelWithEtcd(t)
 	first := newNode(t, client, "node")
-	second := &testNode{dir: filepath.Join(t.TempDir(), "state"), name: "node", client: client}
+	second := newOffline(t, client, "node")
 	second.offline(t, func(local registry.State) {
 		s := New(local, client, t.Name(), "node")
 		why := whyItWaits(t, s)
@@ -67,18 +64,17 @@ func TestNameOfAnotherMember(t *testing.T) {
 	})
 	registrytest.Put(t, first, claim("v", "a"), registry.Node{Name: "node", State: registry.NodeOutOfService, Epoch: 1})
 	second.start(t) // a machine that replaces a lost one
-	t.Cleanup(func() { second.stop() })
 	registrytest.Put(t, second, claim("v", "b"))
 }
 
 // TestNodeWithAnotherExpectation starts a node that expects more nodes than the cluster was created with. The node
 // waits, says what to do, and does not join. The same holds if it starts at the same time as the first node.
 func TestNodeWithAnotherExpectation(t *testing.T) {
-	client := etcdtest.Start(t)
+	client := parallelWithEtcd(t)
 	first := newMember(t, client, "first")
 	const want = "created with expect = 1, which cannot be changed, " +
 		"and this node is configured with expect = 2: write 1"
-	second := &testNode{dir: filepath.Join(t.TempDir(), "state"), name: "second", client: client}
+	second := newOffline(t, client, "second")
 	second.offline(t, func(local registry.State) {
 		s := New(local, client, t.Name(), "second")
 		s.expect = 2
@@ -89,7 +85,7 @@ func TestNodeWithAnotherExpectation(t *testing.T) {
 	})
 	third := newNode(t, client, "third")
 	third.expect = 2
-	n := &Node{State: third.State, Executors: first.Node.Executors, plugins: first.Node.plugins}
+	n := &Node{State: third.State, Executors: first.Executors, plugins: first.Node.plugins}
 	if err := n.describeNow(t.Context()); !errors.Is(err, registry.ErrInvalid) || !strings.Contains(err.Error(), want) {
 		t.Errorf("a node that has joined before the first one was recorded: %v", err)
 	}
@@ -103,16 +99,17 @@ func TestNodeWithAnotherExpectation(t *testing.T) {
 // TestMemberWithAnotherExpectation changes the number of nodes that a member is configured with. It stays a member, and
 // the cluster forms with the number that it was created with.
 func TestMemberWithAnotherExpectation(t *testing.T) {
-	x := newExecuting(t, newNode(t, etcdtest.Start(t), "node"))
-	n := &Node{State: x.testNode.State, Executors: x.Executors, plugins: &x.plugins, log: hclog.NewNullLogger()}
+	n := newNode(t, parallelWithEtcd(t), "node")
+	n.expect = 2
+	m := n.asMember(t)
 	for _, expect := range []int{2, 1, 3} {
-		n.State.expect = expect
-		if err := errors.Join(n.State.checkFormation(t.Context()), n.describeNow(t.Context())); err != nil {
+		n.expect = expect
+		if err := errors.Join(n.checkFormation(t.Context()), m.describeNow(t.Context())); err != nil {
 			t.Error(err)
 		}
-		look(t, n.State, func(v registry.View) {
-			if f := v.Formation(); f.Expect != 2 || f.Formed || (n.expects.last == "") != (expect == 2) {
-				t.Errorf("configured with %d: %+v; logged %q", expect, f, n.expects.last)
+		look(t, n, func(v registry.View) {
+			if f := v.Formation(); f.Expect != 2 || f.Formed || (m.expects.last == "") != (expect == 2) {
+				t.Errorf("configured with %d: %+v; logged %q", expect, f, m.expects.last)
 			}
 			st := v.NodeStatus(v.Nodes()[0], nil, nil)
 			if !strings.HasPrefix(st.Unformed, "1 of 2 nodes of the cluster have") {
@@ -131,8 +128,8 @@ func (denied) Get(context.Context, string, ...clientv3.OpOption) (*clientv3.GetR
 
 // TestNodeWithoutPermissions starts a node whose certificate gives no permission to read etcd. It waits, and says why.
 func TestNodeWithoutPermissions(t *testing.T) {
-	client := etcdtest.Start(t)
-	n := &testNode{dir: filepath.Join(t.TempDir(), "state"), name: "node", client: client}
+	client := parallelWithEtcd(t)
+	n := newOffline(t, client, "node")
 	n.offline(t, func(local registry.State) {
 		s := New(local, client, t.Name(), "node")
 		s.kv = denied{s.kv}
@@ -159,7 +156,7 @@ func TestCheckMember(t *testing.T) {
 		{"member of another cluster", registry.Copy{Cluster: "b"}, "a", `member of cluster "b"`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			n := &testNode{dir: filepath.Join(t.TempDir(), "state")}
+			n := newOffline(t, nil, "node")
 			n.offline(t, func(s registry.State) {
 				if test.record != nil {
 					registrytest.Put(t, s, test.record)

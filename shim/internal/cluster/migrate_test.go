@@ -13,7 +13,6 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"holdfast/internal/etcdtest"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/store"
@@ -38,34 +37,19 @@ func volumeOf(id, external string) registry.Volume {
 
 func noSecrets([]SecretUse) {}
 
-// killing kills this process before or after a transaction.
-type killing struct {
-	clientv3.KV
-	left int // how many such moments are left before
-}
-
-func (k *killing) moment() {
-	if k.left--; k.left < 0 {
-		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-		select {}
+// killing returns a KV that kills this process before or after a transaction, once so many such moments have passed.
+func killing(kv clientv3.KV, moments int) clientv3.KV {
+	moment := func() {
+		if moments--; moments < 0 {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {}
+		}
 	}
-}
-
-func (k *killing) Txn(ctx context.Context) clientv3.Txn { return &killingTxn{k.KV.Txn(ctx), k} }
-
-type killingTxn struct {
-	clientv3.Txn
-	of *killing
-}
-
-func (x *killingTxn) If(c ...clientv3.Cmp) clientv3.Txn  { x.Txn = x.Txn.If(c...); return x }
-func (x *killingTxn) Then(o ...clientv3.Op) clientv3.Txn { x.Txn = x.Txn.Then(o...); return x }
-
-func (x *killingTxn) Commit() (*clientv3.TxnResponse, error) {
-	x.of.moment()
-	answer, err := x.Txn.Commit()
-	x.of.moment()
-	return answer, err
+	return withCommit(kv, func(_ context.Context, send sendTxn) (*clientv3.TxnResponse, error) {
+		moment()
+		defer moment()
+		return send()
+	})
 }
 
 // killedMigration is the environment variable with the arguments of becomeKilledMigration.
@@ -74,8 +58,8 @@ const killedMigration = "HOLDFAST_KILLED_MIGRATION"
 // becomeKilledMigration migrates a node in this process and kills the process on the way, if killedMigration is set.
 func becomeKilledMigration() {
 	var endpoint, id, dir string
-	var k killing
-	if _, err := fmt.Sscan(os.Getenv(killedMigration), &endpoint, &id, &dir, &k.left); err != nil {
+	var moments int
+	if _, err := fmt.Sscan(os.Getenv(killedMigration), &endpoint, &id, &dir, &moments); err != nil {
 		return
 	}
 	ctx := context.Background()
@@ -89,7 +73,7 @@ func becomeKilledMigration() {
 	}
 	go func() { _ = local.Run(ctx) }()
 	s := New(local, client, id, "node")
-	k.KV, s.kv = s.kv, &k
+	s.kv = killing(s.kv, moments)
 	if _, err := s.migrate(ctx, noSecrets); err != nil {
 		panic(err)
 	}
@@ -99,9 +83,9 @@ func becomeKilledMigration() {
 // TestMigrate kills a migration before and after each of its transactions, and repeats it. Afterwards another node sees
 // all records, and each volume with its claim.
 func TestMigrate(t *testing.T) {
-	client := etcdtest.Start(t)
+	client := parallelWithEtcd(t)
 	other := newNode(t, client, "other")
-	node := &testNode{dir: filepath.Join(t.TempDir(), "state"), name: "node", client: client}
+	node := newOffline(t, client, "node")
 	records := ownVolumes("node")
 	node.offline(t, func(s registry.State) { registrytest.Put(t, s, records...) })
 	// Each process continues with the transactions that the earlier ones have not made.
@@ -128,10 +112,7 @@ func TestMigrate(t *testing.T) {
 		}
 	})
 	node.start(t)
-	defer node.stop()
-	if err := other.copy.wait(t.Context(), node.reached()); err != nil {
-		t.Fatal(err)
-	}
+	other.catchUp(t)
 	for _, n := range []*testNode{node, other} {
 		look(t, n, func(v registry.View) {
 			for _, r := range records {
@@ -148,7 +129,7 @@ func TestMigrate(t *testing.T) {
 
 // TestMigrateRefuses moves nothing if the cluster has a different record, or if a call of the node is unfinished.
 func TestMigrateRefuses(t *testing.T) {
-	client := etcdtest.Start(t)
+	client := parallelWithEtcd(t)
 	other := newNode(t, client, "other")
 	registrytest.Put(t, other, volumeOf("taken", "x"), volumeOf("name", "same"))
 	elsewhere := claim("v", "a")
@@ -164,7 +145,7 @@ func TestMigrateRefuses(t *testing.T) {
 		{registry.Intent{Volume: key, RPC: registry.CreateVolumeRPC, Outcome: registry.OutcomePending},
 			"is unfinished"},
 	} {
-		node := &testNode{dir: filepath.Join(t.TempDir(), "state"), name: "node", client: client}
+		node := newOffline(t, client, "node")
 		node.offline(t, func(s registry.State) {
 			registrytest.Put(t, s, append(ownVolumes("node"), test.record)...)
 			_, err := New(s, client, t.Name(), "node").migrate(t.Context(), noSecrets)
@@ -174,7 +155,7 @@ func TestMigrateRefuses(t *testing.T) {
 		})
 	}
 	registrytest.Put(t, other, registry.Formation{Cluster: t.Name(), Expect: 3})
-	node := &testNode{dir: filepath.Join(t.TempDir(), "state"), name: "node", client: client}
+	node := newOffline(t, client, "node")
 	node.offline(t, func(s registry.State) {
 		registrytest.Put(t, s, ownVolumes("node")...)
 		state := New(s, client, t.Name(), "node")

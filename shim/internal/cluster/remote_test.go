@@ -7,18 +7,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"holdfast/internal/etcdtest"
 	"holdfast/registry"
 )
 
 func newRemote(
-	t *testing.T, x *executing, serve func(context.Context, string, []byte) ([]byte, error),
+	t *testing.T, x *member, serve func(context.Context, string, []byte) ([]byte, error),
 ) (r *Remote, stop func()) {
-	r = &Remote{state: x.testNode.State, executors: x.Executors, serve: serve, log: hclog.NewNullLogger(),
+	r = &Remote{state: x.testNode.State, executors: x.Executors, serve: serve, log: x.log,
 		running: map[registry.OperationID]bool{}}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -31,10 +29,10 @@ func newRemote(
 // TestCallIsCarriedOutByTheNextExecutor has node a carry out calls for node c, and stops it in the middle of one. Node
 // b carries out that call.
 func TestCallIsCarriedOutByTheNextExecutor(t *testing.T) {
-	client := etcdtest.Start(t)
-	a := newExecuting(t, newNode(t, client, "a"))
+	client := parallelWithEtcd(t)
+	a := newMember(t, client, "a")
 	a.await(t, true)()
-	b, c := newExecuting(t, newNode(t, client, "b")), newExecuting(t, newNode(t, client, "c"))
+	b, c := newMember(t, client, "b"), newMember(t, client, "c")
 	c.setHealthy(false)
 	began := make(chan struct{}, 1)
 	_, stop := newRemote(t, a, func(ctx context.Context, method string, request []byte) ([]byte, error) {
@@ -84,7 +82,7 @@ func TestCallIsCarriedOutByTheNextExecutor(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Fatal("nobody has carried out the call")
 	}
-	look(t, c.testNode.State, func(v registry.View) {
+	look(t, c, func(v registry.View) {
 		for _, left := range v.RemoteCalls() {
 			t.Errorf("a record is left: %+v", left)
 		}
@@ -93,10 +91,10 @@ func TestCallIsCarriedOutByTheNextExecutor(t *testing.T) {
 
 // TestCallGoesOnAtTheNextExecutor has node a lose the role of executor while it carries out its own call.
 func TestCallGoesOnAtTheNextExecutor(t *testing.T) {
-	client := etcdtest.Start(t)
-	a := newExecuting(t, newNode(t, client, "a"))
+	client := parallelWithEtcd(t)
+	a := newMember(t, client, "a")
 	a.await(t, true)()
-	b := newExecuting(t, newNode(t, client, "b"))
+	b := newMember(t, client, "b")
 	asker, _ := newRemote(t, a, nil)
 	newRemote(t, b, func(context.Context, string, []byte) ([]byte, error) { return nil, nil })
 	at := &Attacher{remote: asker}
@@ -107,7 +105,7 @@ func TestCallGoesOnAtTheNextExecutor(t *testing.T) {
 		a.setHealthy(false)
 		b.await(t, true)()
 		a.await(t, false)
-		_, err := a.Sending(t.Context(), testKey)
+		_, err := a.Executors.Sending(t.Context(), testKey)
 		return err
 	})
 	if err != nil || tries != 1 {
@@ -118,19 +116,19 @@ func TestCallGoesOnAtTheNextExecutor(t *testing.T) {
 // TestSameCallAgain makes a call again before the executor knows that its answer to the first call was stored. The
 // executor carries out the second call too.
 func TestSameCallAgain(t *testing.T) {
-	client := etcdtest.Start(t)
+	client := parallelWithEtcd(t)
 	n := newNode(t, client, "a")
 	var answering atomic.Bool
 	asked := make(chan struct{})
-	n.kv = lossy{n.kv, func() bool {
+	n.kv = losing(n.kv, func() bool {
 		if answering.CompareAndSwap(true, false) {
 			<-asked
 		}
 		return false
-	}}
-	a := newExecuting(t, n)
+	})
+	a := n.asMember(t)
 	a.await(t, true)()
-	b := newExecuting(t, newNode(t, client, "b"))
+	b := newMember(t, client, "b")
 	b.setHealthy(false)
 	var carriedOut atomic.Int32
 	newRemote(t, a, func(context.Context, string, []byte) ([]byte, error) {
@@ -148,9 +146,7 @@ func TestSameCallAgain(t *testing.T) {
 	if _, err := asker.ask(ctx, call, true); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.copy.wait(ctx, b.reached()); err != nil {
-		t.Fatal(err)
-	}
+	n.catchUp(t)
 	close(asked)
 	if _, err := asker.Call(ctx, call, UntilDone); err != nil || carriedOut.Load() != 2 {
 		t.Errorf("carried out %d times: %v", carriedOut.Load(), err)
@@ -160,11 +156,11 @@ func TestSameCallAgain(t *testing.T) {
 // TestAnswerIsNotThatOfAWithdrawnCall withdraws a call while it is carried out, and makes the same call again. The
 // second call is carried out too.
 func TestAnswerIsNotThatOfAWithdrawnCall(t *testing.T) {
-	client := etcdtest.Start(t)
+	client := parallelWithEtcd(t)
 	n := newNode(t, client, "a")
-	a := newExecuting(t, n)
+	a := n.asMember(t)
 	a.await(t, true)()
-	b := newExecuting(t, newNode(t, client, "b"))
+	b := newMember(t, client, "b")
 	b.setHealthy(false)
 	asker, _ := newRemote(t, b, nil)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -181,14 +177,10 @@ func TestAnswerIsNotThatOfAWithdrawnCall(t *testing.T) {
 		if carriedOut.Add(1) > 1 {
 			return []byte("second"), nil
 		}
-		if err := b.testNode.copy.wait(ctx, n.reached()); err != nil {
-			t.Error(err)
-		}
+		b.catchUp(t)
 		asker.withdraw(ctx, "1")
 		ask()
-		if err := n.copy.wait(ctx, b.reached()); err != nil {
-			t.Error(err)
-		}
+		n.catchUp(t)
 		close(again)
 		return []byte("first"), nil
 	})
@@ -205,10 +197,10 @@ func TestAnswerIsNotThatOfAWithdrawnCall(t *testing.T) {
 // TestReplyStaysForACallerThatRepeats keeps a reply after the record of the call was removed, because the shim may die
 // before the host has the reply.
 func TestReplyStaysForACallerThatRepeats(t *testing.T) {
-	client := etcdtest.Start(t)
-	a := newExecuting(t, newNode(t, client, "a"))
+	client := parallelWithEtcd(t)
+	a := newMember(t, client, "a")
 	a.await(t, true)()
-	b := newExecuting(t, newNode(t, client, "b"))
+	b := newMember(t, client, "b")
 	newRemote(t, a, func(_ context.Context, _ string, request []byte) ([]byte, error) { return request, nil })
 	asker, _ := newRemote(t, b, nil)
 	c := registry.RemoteCall{ID: "1", Plugin: "p", Method: "echo", Request: []byte("hello")}
@@ -218,7 +210,7 @@ func TestReplyStaysForACallerThatRepeats(t *testing.T) {
 	if reply, err := asker.Call(t.Context(), c, UntilAnswered); err != nil || string(reply) != "hello" {
 		t.Errorf("the call: %q, %v", reply, err)
 	}
-	look(t, b.testNode.State, func(v registry.View) {
+	look(t, b, func(v registry.View) {
 		if left := v.RemoteCalls(); len(left) > 0 {
 			t.Errorf("a record is left: %+v", left)
 		}
@@ -234,7 +226,7 @@ func TestReplyStaysForACallerThatRepeats(t *testing.T) {
 
 // TestGivenUpCreationIsWithdrawn asks for a new volume while no node executes its plugin, and gives up.
 func TestGivenUpCreationIsWithdrawn(t *testing.T) {
-	a := newExecuting(t, newNode(t, etcdtest.Start(t), "a"))
+	a := newMember(t, parallelWithEtcd(t), "a")
 	a.await(t, true)()
 	a.setHealthy(false)
 	a.await(t, false)
@@ -249,14 +241,10 @@ func TestGivenUpCreationIsWithdrawn(t *testing.T) {
 		done <- err
 	}()
 	calls := func() (n int) {
-		look(t, a.testNode.State, func(v registry.View) { n = len(v.RemoteCalls()) })
+		look(t, a, func(v registry.View) { n = len(v.RemoteCalls()) })
 		return n
 	}
-	for end := time.Now().Add(time.Minute); calls() == 0; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("no other node was asked")
-		}
-	}
+	until(t, "another node is asked", func() bool { return calls() > 0 })
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) || calls() != 0 {
 		t.Errorf("%v; %d calls are left", err, calls())

@@ -9,16 +9,15 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"holdfast/internal/etcdtest"
 	"holdfast/registry"
 )
 
 // TestLateRequestDoesNotBindAnotherLease delays the request that binds a node's key to a lease. Meanwhile the next
 // request binds the key to another lease. The key stays with that lease, which is renewed.
 func TestLateRequestDoesNotBindAnotherLease(t *testing.T) {
-	client := etcdtest.Start(t)
+	client := parallelWithEtcd(t)
 	n := newNode(t, client, "node")
-	kv := &slow{KV: n.kv, answer: func() {}}
+	kv, sendFirst := delayingFirst(n.kv, func() {})
 	n.kv = kv
 	s := newSession(n.State)
 	if err := s.renew(t.Context()); err == nil {
@@ -29,14 +28,14 @@ func TestLateRequestDoesNotBindAnotherLease(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if late, err := kv.first.Commit(); err != nil || late.Succeeded {
+	if late, err := sendFirst(); err != nil || late.Succeeded {
 		t.Errorf("the late request: %+v, %v", late, err)
 	}
 	answer, err := client.Get(t.Context(), n.ownLease())
 	if err != nil || len(answer.Kvs) != 1 || answer.Kvs[0].Lease != s.Lease() {
 		t.Errorf("the key is bound to %v, not to %d: %v", answer.Kvs, s.Lease(), err)
 	}
-	later := newShim(t, n)
+	newShim(t, n)
 	if err := s.renew(t.Context()); err != nil { // a renewal needs no transaction
 		t.Error(err)
 	}
@@ -46,13 +45,12 @@ func TestLateRequestDoesNotBindAnotherLease(t *testing.T) {
 	if err := s.renew(t.Context()); !errors.Is(err, registry.ErrFenced) {
 		t.Errorf("an earlier shim gets a lease: %v", err)
 	}
-	later.stop()
 }
 
 // TestTombstoneWaitsNoLongerThanItsCaller has a deletion wait for the lease of tombstones, which etcd has yet to grant
 // to another deletion. The wait ends with the caller's deadline.
 func TestTombstoneWaitsNoLongerThanItsCaller(t *testing.T) {
-	n := newNode(t, etcdtest.Start(t), "node")
+	n := newNode(t, parallelWithEtcd(t), "node")
 	n.tombstones.granting <- struct{}{}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
@@ -66,33 +64,18 @@ func TestTombstoneWaitsNoLongerThanItsCaller(t *testing.T) {
 	}
 }
 
-// silentTxns answers no transaction.
-type silentTxns struct{ clientv3.KV }
-
-func (s silentTxns) Txn(ctx context.Context) clientv3.Txn { return silentTxn{s.KV.Txn(ctx), ctx} }
-
-type silentTxn struct {
-	clientv3.Txn
-	ctx context.Context
-}
-
-func (t silentTxn) If(...clientv3.Cmp) clientv3.Txn  { return t }
-func (t silentTxn) Then(...clientv3.Op) clientv3.Txn { return t }
-func (t silentTxn) Else(...clientv3.Op) clientv3.Txn { return t }
-func (t silentTxn) Commit() (*clientv3.TxnResponse, error) {
-	<-t.ctx.Done()
-	return nil, t.ctx.Err()
-}
-
 // TestFullEtcdThatIsDefragmentedHearsOfTheNode has a full etcd renew leases, but not answer changes.
 func TestFullEtcdThatIsDefragmentedHearsOfTheNode(t *testing.T) {
-	n := newNode(t, etcdtest.Start(t), "node")
+	n := newNode(t, parallelWithEtcd(t), "node")
 	s := newSession(n.State)
 	s.ttl = 2 * time.Second
 	if err := s.renew(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	n.kv = silentTxns{n.kv}
+	n.kv = withCommit(n.kv, func(ctx context.Context, _ sendTxn) (*clientv3.TxnResponse, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	})
 	n.heard.refused(rpctypes.ErrNoSpace)
 	s.tryChange(t.Context())
 	if s.Lease() == 0 {

@@ -47,8 +47,10 @@ func runDialed(t *testing.T, c config.Cluster) *State {
 // TestProblemNamesTheSilentEtcd stops the process of etcd while a node runs. It also starts nodes with an endpoint
 // where nothing listens, and with that of another server.
 func TestProblemNamesTheSilentEtcd(t *testing.T) {
+	t.Parallel()
 	const date = `20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ`
 	t.Run("stopped", func(t *testing.T) {
+		t.Parallel()
 		client, process := etcdtest.StartProcess(t)
 		n := newNode(t, client, "n")
 		wantProblem(t, n.State, "")
@@ -76,12 +78,13 @@ func TestProblemNamesTheSilentEtcd(t *testing.T) {
 		wantProblem(t, n.State, "")
 	})
 	server, absent := httptest.NewServer(http.NotFoundHandler()), httptest.NewServer(nil)
-	defer server.Close()
+	t.Cleanup(server.Close)
 	absent.Close()
 	for name, test := range map[string]struct{ endpoint, want string }{
 		"absent": {absent.URL, "connection refused"}, "another server": {server.URL, "error reading server preface"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			s := runDialed(t, config.Cluster{Endpoints: []string{test.endpoint}, LeaseTTL: LeaseTTL})
 			wantProblem(t, s,
 				`etcd has not answered since the shim started at `+date+` \(`+test.endpoint+`\): .*`+test.want+".*")
@@ -97,9 +100,10 @@ func TestProblemNamesTheSilentEtcd(t *testing.T) {
 // TestProblemNamesTheFullEtcd has etcd refuse changes, as if its database had no space left. The problem says what to
 // do. It ends once etcd takes changes again, even if nothing is committed then.
 func TestProblemNamesTheFullEtcd(t *testing.T) {
+	t.Parallel()
 	client := etcdtest.Start(t)
-	x := newExecuting(t, newNode(t, client, "n"))
-	wantProblem(t, x.State, "")
+	x := newMember(t, client, "n")
+	wantProblem(t, x.testNode.State, "")
 	maintenance := pb.NewMaintenanceClient(client.ActiveConnection())
 	members, err := client.MemberList(t.Context())
 	if err != nil {
@@ -117,9 +121,9 @@ func TestProblemNamesTheFullEtcd(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "database space exceeded") {
 		t.Errorf("a commit to a full etcd: %v", err)
 	}
-	wantProblem(t, x.State,
+	wantProblem(t, x.testNode.State,
 		"etcd is full .*database space exceeded.*compact it, defragment each member, .*alarm disarm")
 	alarm(pb.AlarmRequest_DEACTIVATE)
-	wantProblem(t, x.State, "")
-	registrytest.Put(t, x.State, claim("vol", "alloc"))
+	wantProblem(t, x.testNode.State, "")
+	registrytest.Put(t, x, claim("vol", "alloc"))
 }

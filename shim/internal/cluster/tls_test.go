@@ -91,6 +91,7 @@ func (a *authority) sign(t *testing.T, name string, c *x509.Certificate) (*x509.
 // TestCertificatesAreRenewed runs a node with certificates that etcd or the node rejects. The node says why etcd cannot
 // be reached, and continues once a good certificate replaces the bad one.
 func TestCertificatesAreRenewed(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
 	ca := newAuthority(t, dir)
