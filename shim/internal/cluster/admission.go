@@ -52,7 +52,7 @@ func (r *reports) log(log hclog.Logger, what string, err error) {
 }
 
 // follow calls step at once, after each change, when the lease becomes valid again, and one second after an error of
-// step. It logs the errors of step with the message what. It returns when ctx ends or when this node is fenced.
+// step. It logs the errors of step with the message what. It returns when ctx ends, or when this node is fenced.
 func (s *session) follow(
 	ctx context.Context, changes *broadcast, log hclog.Logger, what string, step func(context.Context) error,
 ) error {
@@ -78,6 +78,40 @@ func (s *session) follow(
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// running is a set of tasks, by key, of which each runs only once at a time.
+type running[K comparable] struct {
+	mu    sync.Mutex // guards keys
+	keys  map[K]bool
+	ended broadcast // fires when a task has ended
+}
+
+// begin adds a task, and reports whether it was not running.
+func (r *running[K]) begin(key K) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.keys[key] {
+		return false
+	}
+	if r.keys == nil {
+		r.keys = map[K]bool{}
+	}
+	r.keys[key] = true
+	return true
+}
+
+func (r *running[K]) end(key K) {
+	r.mu.Lock()
+	delete(r.keys, key)
+	r.mu.Unlock()
+	r.ended.fire()
+}
+
+// viewed returns what read returns for the state.
+func viewed[T any](ctx context.Context, s registry.State, read func(registry.View) T) (result T, err error) {
+	err = s.View(ctx, func(v registry.View) error { result = read(v); return nil })
+	return result, err
 }
 
 // behind reports whether this node was declared lost and has not taken down its volumes since.
@@ -123,8 +157,7 @@ func (n *Node) Admitted(v registry.View) error {
 func (n *Node) AwaitAdmitted(ctx context.Context, waits func(what string)) error {
 	for said := ""; ; {
 		changed, valid := n.changes.next(), n.session.valid.next()
-		var why error
-		err := n.State.View(ctx, func(v registry.View) error { why = n.Admitted(v); return nil })
+		why, err := viewed(ctx, n.State, n.Admitted)
 		if err != nil || why == nil {
 			return err
 		}

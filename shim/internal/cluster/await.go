@@ -35,7 +35,7 @@ func (t table) Await(ctx context.Context, role registry.Role, id registry.Plugin
 // ends first, it returns the cause.
 func (e *Executors) awaitOther(ctx context.Context, plugin registry.PluginID) error {
 	for {
-		changed := e.state.copy.next()
+		changed := e.state.copy.changed.next()
 		err := e.state.View(ctx, func(v registry.View) error {
 			executor, _ := v.Executor(plugin)
 			if executor.Holder == "" || executor.Holder == e.state.node {

@@ -151,7 +151,7 @@ func BenchmarkWaiter(b *testing.B) {
 	b.Run("etcd", func(b *testing.B) {
 		client := etcdtest.Start(b)
 		holder, waiter := newNode(b, client, "node-1"), newNode(b, client, "node-2")
-		wait(b, holder.State, waiter.State, waiter.copy.next, func() error {
+		wait(b, holder.State, waiter.State, waiter.copy.changed.next, func() error {
 			_, err := client.Txn(b.Context()).If(clientv3.Compare(clientv3.ModRevision("bare"), ">", -1)).
 				Then(clientv3.OpPut("bare", "value")).Commit()
 			return err

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -20,10 +21,10 @@ import (
 
 // copied is the progress of the copy of the shared records.
 type copied struct {
-	mu       sync.Mutex // guards all fields below except ended
-	revision int64      // the revision of etcd that the copy has reached
-	changed  chan struct{}
+	mu       sync.Mutex                   // guards revision and waiting
+	revision int64                        // the revision of etcd that the copy has reached
 	waiting  map[string]chan registry.Seq // by the ID of a commit. Closed if the copy is loaded again
+	changed  broadcast                    // fires when the copy has changed
 	ended    chan struct{}                // closed when Run has ended
 	why      error                        // why Run has ended; set before ended is closed
 	full     atomic.Pointer[error]        // why the node's disk refuses changes of the copy; nil: it does not
@@ -61,20 +62,11 @@ func (c *copied) expect() (id string, applied <-chan registry.Seq, forget func()
 	}
 }
 
-// next returns a channel that is closed when the copy has changed.
-func (c *copied) next() <-chan struct{} {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.changed
-}
-
-// wait waits until the copy has reached a revision.
-func (c *copied) wait(ctx context.Context, revision int64) error {
+// until waits until is returns true. It calls is at once, and after each change of the copy.
+func (c *copied) until(ctx context.Context, is func() bool) error {
 	for {
-		c.mu.Lock()
-		reached, changed := c.revision >= revision, c.changed
-		c.mu.Unlock()
-		if reached {
+		changed := c.changed.next()
+		if is() {
 			return nil
 		}
 		select {
@@ -88,23 +80,24 @@ func (c *copied) wait(ctx context.Context, revision int64) error {
 	}
 }
 
+// wait waits until the copy has reached a revision.
+func (c *copied) wait(ctx context.Context, revision int64) error {
+	return c.until(ctx, func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.revision >= revision
+	})
+}
+
 // awaitRoom waits while the node's disk is full. The copy is then behind etcd, and etcd may already have forgotten
 // deletions that the copy lacks. So nothing may be decided on the copy.
 func (c *copied) awaitRoom(ctx context.Context) (waited bool, err error) {
-	for {
-		changed := c.next()
-		if c.full.Load() == nil {
-			return waited, nil
-		}
-		waited = true
-		select {
-		case <-changed:
-		case <-c.ended:
-			return true, c.hasEnded()
-		case <-ctx.Done():
-			return true, registry.Errorf(registry.ErrUnavailable, "%w", c.behind(ctx))
-		}
-	}
+	err = c.until(ctx, func() bool {
+		full := c.full.Load() != nil
+		waited = waited || full
+		return !full
+	})
+	return waited, err
 }
 
 // forgetWaiting closes the channels of all waiting commits: the shim cannot find out whether the copy has them.
@@ -119,6 +112,7 @@ func (c *copied) forgetWaiting() {
 
 // reach records that the copy has reached a revision, and passes the index to the commits that it now has.
 func (c *copied) reach(revision int64, commits []string, at registry.Seq) {
+	defer c.changed.fire()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.revision = revision
@@ -128,8 +122,6 @@ func (c *copied) reach(revision int64, commits []string, at registry.Seq) {
 			delete(c.waiting, id)
 		}
 	}
-	close(c.changed)
-	c.changed = make(chan struct{})
 }
 
 // copyIn returns the copy record of this cluster in a view.
@@ -184,12 +176,24 @@ var sharedBuckets = func() (all []registry.Bucket) {
 	return all
 }()
 
+// sharedKeys lists the keys of the records in the copy.
+func sharedKeys(v registry.View) iter.Seq[registry.Key] {
+	return func(yield func(registry.Key) bool) {
+		for _, bucket := range sharedBuckets {
+			for path := range v.Paths(bucket, "") {
+				if !yield(registry.Key{Bucket: bucket, Path: path}) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // follow watches etcd from the revision of the copy on, and applies the events. It first loads the copy if there is
 // none, or if the copy lacks buckets that an earlier release did not know. The first follow of a shim also loads it if
 // etcd was restored from a backup: then the copy is ahead of the write with which this shim joined.
 func (s *State) follow(ctx context.Context, first bool) error {
-	var c registry.Copy
-	err := s.local.View(ctx, func(v registry.View) error { c = s.copyIn(v); return nil })
+	c, err := viewed(ctx, s.local, s.copyIn)
 	if err != nil {
 		return err
 	}
@@ -456,11 +460,9 @@ func (s *State) readAll(
 func (s *State) replaced(
 	v registry.View, found map[registry.Key]registry.Record, revision int64,
 ) (change registry.Change) {
-	for _, bucket := range sharedBuckets {
-		for path := range v.Paths(bucket, "") {
-			if key := (registry.Key{Bucket: bucket, Path: path}); found[key] == nil {
-				change.Delete = append(change.Delete, key)
-			}
+	for key := range sharedKeys(v) {
+		if found[key] == nil {
+			change.Delete = append(change.Delete, key)
 		}
 	}
 	for _, record := range found {

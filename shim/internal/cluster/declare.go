@@ -87,8 +87,7 @@ func (n *Node) declare(
 	if err != nil {
 		return registry.Node{}, err
 	}
-	err = n.State.View(ctx, func(v registry.View) error { r, _ = v.Node(node); return nil })
-	return r, err
+	return viewed(ctx, n.State, func(v registry.View) registry.Node { r, _ := v.Node(node); return r })
 }
 
 // declareInBatches commits the changes of decide until a change includes a node's record, or is empty.

@@ -96,7 +96,7 @@ func (e *Executors) Sending(ctx context.Context, by registry.ExecutorKey) (done 
 		}
 	}
 	for {
-		changed, valid := e.state.copy.next(), e.session.valid.next()
+		changed, valid := e.state.copy.changed.next(), e.session.valid.next()
 		done = e.begin(by.Plugin)
 		var executor registry.Executor
 		err = e.state.View(ctx, func(v registry.View) (err error) {
@@ -213,8 +213,7 @@ func (e *Executors) Run(ctx context.Context) error {
 // review ends this node's role as the executor of plugins whose controller is not healthy here. It takes the role for
 // plugins that have no executor and whose controller is healthy here.
 func (e *Executors) review(ctx context.Context) error {
-	var known []registry.Executor
-	err := e.state.View(ctx, func(v registry.View) error { known = v.Executors(); return nil })
+	known, err := viewed(ctx, e.state, registry.View.Executors)
 	if err != nil {
 		return err
 	}

@@ -170,12 +170,7 @@ func forgetCluster(
 	ctx context.Context, local registry.State, cluster string, node registry.NodeName, how string,
 ) error {
 	_, err := local.Commit(ctx, func(v registry.View) (change registry.Change, err error) {
-		for _, bucket := range sharedBuckets {
-			for path := range v.Paths(bucket, "") {
-				change.Delete = append(change.Delete, registry.Key{Bucket: bucket, Path: path})
-			}
-		}
-		change.Delete = append(change.Delete, registry.CopyRecord(cluster))
+		change.Delete = append(slices.Collect(sharedKeys(v)), registry.CopyRecord(cluster))
 		change.Events = []registry.Event{{Kind: registry.EventNodeForgotten, Node: node, At: time.Now(),
 			Detail: strings.TrimSpace(fmt.Sprintf("it has left cluster %s %s", cluster, how))}}
 		return change, nil

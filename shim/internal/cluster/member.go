@@ -32,14 +32,9 @@ func CheckMember(v registry.View, id string) error {
 	if id == "" {
 		return nil
 	}
-	for _, t := range registry.RecordTypes {
-		if !t.Shared {
-			continue
-		}
-		for range v.Paths(t.Bucket, "") {
-			return registry.Errorf(registry.ErrConflict, "this node has volumes that cluster %q does not know; "+
-				"start it without the cluster block, or stop the agent and move them: holdfast cluster migrate", id)
-		}
+	for range sharedKeys(v) {
+		return registry.Errorf(registry.ErrConflict, "this node has volumes that cluster %q does not know; "+
+			"start it without the cluster block, or stop the agent and move them: holdfast cluster migrate", id)
 	}
 	return nil
 }
@@ -76,7 +71,7 @@ func (s *State) join(ctx context.Context) error {
 // member returns the ID of this node as a member. It stores a new ID before the node is registered. If another member
 // has the node's name, it stores nothing, and why says so. failed: the node's store has failed.
 func (s *State) member(ctx context.Context) (id string, why, failed error) {
-	failed = s.local.View(ctx, func(v registry.View) error { id = s.copyIn(v).Member; return nil })
+	id, failed = viewed(ctx, s.local, func(v registry.View) string { return s.copyIn(v).Member })
 	if failed != nil || id != "" {
 		return id, nil, failed
 	}

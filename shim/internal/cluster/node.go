@@ -30,15 +30,15 @@ type Node struct {
 	Executors *Executors
 	Remote    *Remote
 
-	session *session
-	changes broadcast // fires after changes of nodes, claims and attachments, of leases, and of mounts on this node
-	plugins Plugins
-	client  *clientv3.Client
-	version string
-	fence   func(context.Context, registry.NodeName) error // nil: lost nodes are not fenced
-	log     hclog.Logger
-	changed chan struct{} // of capacity 1: the plugins may have changed
-	expects reports       // another number of nodes than the cluster
+	session   *session
+	changes   broadcast // fires after changes of nodes, claims and attachments, of leases, and of mounts on this node
+	plugins   Plugins
+	client    *clientv3.Client
+	version   string
+	fence     func(context.Context, registry.NodeName) error // nil: lost nodes are not fenced
+	log       hclog.Logger
+	described broadcast // fires after changes of what describe writes
+	expects   reports   // another number of nodes than the cluster
 }
 
 // Options are the arguments of NewNode.
@@ -69,7 +69,7 @@ func NewNode(o Options) (*Node, error) {
 		return nil, err
 	}
 	n := &Node{State: state, plugins: o.Plugins, client: state.client, version: o.Version,
-		log: o.Logger, changed: make(chan struct{}, 1)}
+		log: o.Logger}
 	if o.Sending != nil {
 		n.State.sending = o.Sending
 	}
@@ -80,8 +80,7 @@ func NewNode(o Options) (*Node, error) {
 	}
 	n.Executors = newExecutors(n.session, o.Plugins, o.Now, o.Logger)
 	n.Executors.repeat = o.Repeat
-	n.Remote = &Remote{state: n.State, executors: n.Executors, serve: o.Serve, log: o.Logger,
-		running: map[registry.OperationID]bool{}}
+	n.Remote = &Remote{state: n.State, executors: n.Executors, serve: o.Serve, log: o.Logger}
 	return n, nil
 }
 
@@ -204,35 +203,22 @@ func (n *Node) Applied(a registry.Applied) {
 		n.changes.fire()
 	}
 	if a.Change.Touches(registry.BucketInstances, registry.BucketNodes) {
-		select {
-		case n.changed <- struct{}{}:
-		default:
-		}
+		n.described.fire()
 	}
 }
 
-// describe keeps the plugins in the node's record up to date.
+// describe keeps the plugins in the node's record up to date. It ends with an ErrInvalid if the node must not join.
 func (n *Node) describe(ctx context.Context) error {
-	for said := (reports{}); ; {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	const failing = "cannot describe this node to the cluster"
+	return n.session.follow(ctx, &n.described, n.log, failing, func(ctx context.Context) error {
 		err := n.describeNow(ctx)
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
+		if errors.Is(err, registry.ErrInvalid) { // trying again does not help
+			cancel(err)
 		}
-		if errors.Is(err, registry.ErrFenced) || errors.Is(err, registry.ErrInvalid) { // trying again does not help
-			return err
-		}
-		said.log(n.log, "cannot describe this node to the cluster", err)
-		var again <-chan time.Time
-		if err != nil {
-			again = time.After(time.Second)
-		}
-		select {
-		case <-n.changed:
-		case <-again:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
+		return err
+	})
 }
 
 // describeNow updates the record of this node. If this node is the last one that the cluster expects, it also records

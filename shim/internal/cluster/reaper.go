@@ -19,8 +19,8 @@ type Reaper struct {
 	release Releaser
 	allocs  Allocs
 
-	mu      sync.Mutex // guards running and clean
-	running map[registry.AttachmentKey]bool
+	running running[registry.AttachmentKey]
+	mu      sync.Mutex // guards clean
 	// clean has the epoch of each lost node that has nothing left. Such a node gets nothing new before it is back. The
 	// record of a node whose machine is gone stays, and clean saves searching the many claims again for it.
 	clean map[registry.NodeName]uint64
@@ -40,8 +40,7 @@ type Allocs interface {
 
 // NewReaper returns the reaper of a node.
 func NewReaper(n *Node, release Releaser, allocs Allocs) *Reaper {
-	return &Reaper{Node: n, release: release, allocs: allocs, running: map[registry.AttachmentKey]bool{},
-		clean: map[registry.NodeName]uint64{}}
+	return &Reaper{Node: n, release: release, allocs: allocs, clean: map[registry.NodeName]uint64{}}
 }
 
 // Run releases volumes until ctx ends.
@@ -52,8 +51,12 @@ func (r *Reaper) Run(ctx context.Context) error {
 	return r.session.follow(ctx, &r.changes, r.log, failing, func(ctx context.Context) error {
 		due, err := r.due(ctx)
 		for _, k := range due {
-			if r.begin(k) {
-				all.Go(func() { defer r.end(k); r.reap(ctx, k) })
+			if r.running.begin(k) {
+				all.Go(func() {
+					r.reap(ctx, k)
+					r.running.end(k)
+					r.changes.fire() // the volume may be due again
+				})
 			}
 		}
 		return errors.Join(err, r.unmark(ctx), r.endUses(ctx), r.comeBack(ctx))
@@ -135,23 +138,6 @@ func (r *Reaper) releases(v registry.View, k registry.AttachmentKey, attached bo
 	}
 	executor, _ := v.Executor(k.Volume.Plugin)
 	return !attached && !v.Held(executor)
-}
-
-func (r *Reaper) begin(k registry.AttachmentKey) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.running[k] {
-		return false
-	}
-	r.running[k] = true
-	return true
-}
-
-func (r *Reaper) end(k registry.AttachmentKey) {
-	r.mu.Lock()
-	delete(r.running, k)
-	r.mu.Unlock()
-	r.changes.fire() // the volume may be due again
 }
 
 // reap releases a volume of a lost node. It retries until the volume is released, or is no longer due here.

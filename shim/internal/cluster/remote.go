@@ -28,9 +28,7 @@ type Remote struct {
 	serve func(ctx context.Context, method string, request []byte) (reply []byte, err error)
 	log   hclog.Logger
 
-	mu      sync.Mutex // guards running
-	running map[registry.OperationID]bool
-	ended   broadcast // fires when a call has run
+	running running[registry.OperationID]
 }
 
 // ErrHere means that this node is the executor of a plugin.
@@ -131,7 +129,7 @@ func (r *Remote) ask(ctx context.Context, c registry.RemoteCall, anew bool) (her
 // wait waits until the call has an answer. here: this node has become the executor meanwhile.
 func (r *Remote) wait(ctx context.Context, c registry.RemoteCall) (answer registry.RemoteCall, here bool, err error) {
 	for {
-		changed := r.state.copy.next()
+		changed := r.state.copy.changed.next()
 		var executor string
 		if err = r.state.View(ctx, func(v registry.View) error {
 			var found bool
@@ -182,21 +180,21 @@ func (r *Remote) Run(ctx context.Context) error {
 	var all sync.WaitGroup
 	defer all.Wait()
 	for {
-		changed, ended := r.state.copy.next(), r.ended.next()
-		var due []registry.RemoteCall
-		if err := r.state.View(ctx, func(v registry.View) error {
+		changed, ended := r.state.copy.changed.next(), r.running.ended.next()
+		due, err := viewed(ctx, r.state, func(v registry.View) (due []registry.RemoteCall) {
 			for _, c := range v.RemoteCalls() {
 				if _, err := r.executors.Check(v, c.ExecutedBy()); err == nil && !c.Done {
 					due = append(due, c)
 				}
 			}
-			return nil
-		}); err != nil {
+			return due
+		})
+		if err != nil {
 			return err
 		}
 		for _, c := range due {
-			if r.begin(c.ID) {
-				all.Go(func() { defer r.end(c.ID); r.carryOut(ctx, c) })
+			if r.running.begin(c.ID) {
+				all.Go(func() { defer r.running.end(c.ID); r.carryOut(ctx, c) }) // it may be made again meanwhile
 			}
 		}
 		select {
@@ -211,32 +209,14 @@ func (r *Remote) Run(ctx context.Context) error {
 // maxAnswer bounds an answer in bytes: etcd takes requests of 1.5 MiB, and JSON makes the answer larger by a third.
 const maxAnswer = 1 << 20
 
-func (r *Remote) begin(id registry.OperationID) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.running[id] {
-		return false
-	}
-	r.running[id] = true
-	return true
-}
-
-func (r *Remote) end(id registry.OperationID) {
-	r.mu.Lock()
-	delete(r.running, id)
-	r.mu.Unlock()
-	r.ended.fire() // the call may have been made again meanwhile
-}
-
 // carryOut carries out a call until it has an answer that does not depend on which node is the executor.
 func (r *Remote) carryOut(ctx context.Context, c registry.RemoteCall) {
 	for ctx.Err() == nil {
-		var open bool // false: the call was withdrawn, or an earlier try has stored its answer after all
-		if err := r.state.View(ctx, func(v registry.View) error {
+		open, err := viewed(ctx, r.state, func(v registry.View) bool {
 			now, found := v.RemoteCall(c.ID)
-			open = found && !now.Done
-			return nil
-		}); err != nil || !open {
+			return found && !now.Done
+		})
+		if err != nil || !open { // the call was withdrawn, or an earlier try has stored its answer after all
 			return
 		}
 		term, here := r.executors.Term(ctx, c.ExecutedBy())

@@ -16,8 +16,7 @@ import (
 func newRemote(
 	t *testing.T, x *member, serve func(context.Context, string, []byte) ([]byte, error),
 ) (r *Remote, stop func()) {
-	r = &Remote{state: x.testNode.State, executors: x.Executors, serve: serve, log: x.log,
-		running: map[registry.OperationID]bool{}}
+	r = &Remote{state: x.testNode.State, executors: x.Executors, serve: serve, log: x.log}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = r.Run(ctx) }()

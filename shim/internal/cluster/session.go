@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -63,15 +64,12 @@ func (s *session) Run(ctx context.Context) error {
 	if err := s.state.awaitReady(ctx); err != nil {
 		return err
 	}
-	var record registry.NodeLease
-	if err := s.state.View(ctx, func(v registry.View) error {
-		record, _ = v.NodeLease(s.state.node)
-		return nil
-	}); err != nil {
+	lease, err := viewed(ctx, s.state, s.state.leaseIn)
+	if err != nil {
 		return err
 	}
 	s.mu.Lock()
-	s.lease = clientv3.LeaseID(record.Lease)
+	s.lease = clientv3.LeaseID(lease)
 	s.mu.Unlock()
 	for {
 		s.state.heard.sent()
@@ -187,19 +185,11 @@ func (s *State) awaitLease(ctx context.Context, d decision, now []*mvccpb.KeyVal
 	if d.lease == 0 || len(now) > 0 && now[0].Lease == d.lease {
 		return nil
 	}
-	for {
-		changed, lease := s.copy.next(), int64(0)
-		err := s.View(ctx, func(v registry.View) error { lease = s.leaseIn(v); return nil })
-		if err != nil || lease != d.lease {
-			return err
-		}
-		select {
-		case <-changed:
-		case <-s.copy.ended:
-			return s.copy.hasEnded()
-		case <-ctx.Done():
-			return registry.Errorf(registry.ErrUnavailable, "this node's copy of the cluster's records is behind: %w",
-				s.copy.behind(ctx))
-		}
-	}
+	var failed error
+	err := s.copy.until(ctx, func() bool {
+		var lease int64
+		lease, failed = viewed(ctx, s, s.leaseIn)
+		return failed != nil || lease != d.lease
+	})
+	return cmp.Or(failed, err)
 }

@@ -80,7 +80,7 @@ func New(local registry.State, client *clientv3.Client, cluster string, node reg
 		local: local, client: client, kv: client, keys: keys{"/holdfast/" + cluster + "/"}, id: cluster, node: node,
 		ready: make(chan struct{}), heard: &answers{began: time.Now()}, sending: func(registry.Change) {},
 	}
-	s.copy.changed, s.copy.ended = make(chan struct{}), make(chan struct{})
+	s.copy.ended = make(chan struct{})
 	s.copy.waiting = map[string]chan registry.Seq{}
 	s.groups.turn = make(chan struct{}, 1)
 	s.tombstones, s.answers = newExpiry(tombstoneTTL), newExpiry(answerTTL)
@@ -402,7 +402,7 @@ func (s *State) await(ctx context.Context, applied <-chan registry.Seq, revision
 			return at, nil
 		}
 		if err = s.copy.wait(ctx, revision); err == nil {
-			err = s.local.View(ctx, func(v registry.View) error { at = v.Index(); return nil })
+			at, err = viewed(ctx, s.local, registry.View.Index)
 		}
 		if err != nil {
 			err = registry.Errorf(registry.ErrUncertain, "the commit is in etcd: %w", err)
