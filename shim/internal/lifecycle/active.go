@@ -27,33 +27,20 @@ import (
 	"holdfast/shim/internal/task"
 )
 
-// activeState has all parts of an active shim. open builds it, and close closes it in reverse order.
+// activeState has all parts of an active shim: those that package rpc serves, and those that support them. open builds
+// it, and close closes it in reverse order.
 type activeState struct {
-	node      registry.NodeName
-	store     *store.Store
-	cluster   *cluster.Node // nil: this node shares nothing
-	attacher  *cluster.Attacher
-	reaper    *cluster.Reaper // nil if cluster is nil
-	state     registry.State  // the store, or the state of the cluster
-	table     *registry.Registry
-	feed      *registry.Feed
-	notifier  *rpc.Notifier
-	fleet     *csi.Fleet
-	tasks     *task.Tasks
-	uses      task.Uses
-	allocs    *node.Allocs
-	volumes   *controller.Controller
-	meter     rpc.Meter
-	health    *controller.Health
-	onNode    func(context.Context) error // loop that asks for the health of volumes in use
-	doctor    *doctor.Doctor
-	endpoint  *endpoint.Endpoint
-	snapshots *controller.Snapshots
-	literals  *rpc.Literals
-	mounts    *doctor.Watch
+	rpc.Active
+	store    *store.Store
+	attacher *cluster.Attacher
+	reaper   *cluster.Reaper // nil if Cluster is nil
+	fleet    *csi.Fleet
+	health   *controller.Health
+	onNode   func(context.Context) error // loop that asks for the health of volumes in use
+	doctor   *doctor.Doctor
+	mounts   *doctor.Watch
 
-	pause     intent.Pause    // of CSI calls, while the shim is quiesced
-	ctx       context.Context // of the use cases; ends with the active state
+	pause     intent.Pause // of CSI calls, while the shim is quiesced
 	cancel    context.CancelCauseFunc
 	stopStore context.CancelCauseFunc
 	workers   sync.WaitGroup // loops that make mutating CSI calls and record the outcomes
@@ -78,8 +65,9 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 	if err != nil {
 		return nil, err
 	}
-	r := &activeState{node: hello.Node}
-	r.ctx, r.cancel = context.WithCancelCause(p.life)
+	r := &activeState{}
+	r.Node, r.Pause = hello.Node, &r.pause
+	r.Context, r.cancel = context.WithCancelCause(p.life)
 	r.watchCtx, r.stopWatching = context.WithCancelCause(p.life)
 	var around doctor.Inventory
 	var shared, surveyed sync.WaitGroup // run while the store opens, because they are slow if many mounts exist
@@ -125,31 +113,31 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 
 // load loads the table and starts the store's writer. The feed reads old events from the store when they are needed.
 func (r *activeState) load(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (err error) {
-	r.table = registry.New(r.store)
-	if err := r.table.Load(ctx); err != nil {
+	r.Table = registry.New(r.store)
+	if err := r.Table.Load(ctx); err != nil {
 		return fmt.Errorf("load the table of plugins: %w", err)
 	}
-	r.notifier = rpc.NewNotifier(r.table.Index())
-	r.feed = registry.NewFeed(r.store, r.table, registry.RecentEvents)
-	r.state = r.store
+	r.Notifier = rpc.NewNotifier(r.Table.Index())
+	r.Feed = registry.NewFeed(r.store, r.Table, registry.RecentEvents)
+	r.State = r.store
 	if err := r.store.View(ctx, func(v registry.View) error {
 		return cluster.CheckMember(v, hello.ClusterID())
 	}); err != nil {
 		return err
 	}
 	if hello.Cluster != nil {
-		if r.cluster, err = cluster.NewNode(cluster.Options{
-			Cluster: *hello.Cluster, Node: hello.Node, Version: p.version, Local: r.store, Plugins: r.table,
+		if r.Cluster, err = cluster.NewNode(cluster.Options{
+			Cluster: *hello.Cluster, Node: hello.Node, Version: p.version, Local: r.store, Plugins: r.Table,
 			Serve: r.serve(p.server), Repeat: r.repeat, Fence: p.callbacks.Fence, Now: time.Now,
 			Sending: p.committing(BeforeEtcd), Logger: p.log.Named("cluster"),
 		}); err != nil {
 			return err
 		}
-		r.state = r.cluster.State
+		r.State = r.Cluster.State
 	}
 	if !in.graceful() { // decode the records for the comparison while the survey runs
 		err := r.store.View(ctx, func(v registry.View) error {
-			doctor.RecordsOf(v, r.node)
+			doctor.RecordsOf(v, r.Node)
 			return nil
 		})
 		if err != nil {
@@ -168,18 +156,18 @@ func (r *activeState) load(ctx context.Context, p *Process, hello *rpc.Hello, in
 
 // applied publishes a committed change. The table gets it first, because readers of the event look there.
 func (r *activeState) applied(a registry.Applied) {
-	r.table.Applied(a)
-	r.feed.Applied(a)
-	r.notifier.Applied(a)
-	if r.cluster != nil {
-		r.cluster.Applied(a)
-		if r.snapshots != nil && resumes(a.Change) {
-			r.volumes.Wake()
-			r.snapshots.Wake()
+	r.Table.Applied(a)
+	r.Feed.Applied(a)
+	r.Notifier.Applied(a)
+	if r.Cluster != nil {
+		r.Cluster.Applied(a)
+		if r.Snapshots != nil && resumes(a.Change) {
+			r.Volumes.Wake()
+			r.Snapshots.Wake()
 		}
 	}
-	if r.literals != nil {
-		r.literals.Applied(a)
+	if r.Literals != nil {
+		r.Literals.Applied(a)
 	}
 	if r.mounts != nil && a.Change.Touches(registry.BucketInstances) {
 		r.mounts.Wake()
@@ -199,58 +187,59 @@ func resumes(c registry.Change) bool {
 func (r *activeState) build(
 	p *Process, hello *rpc.Hello, layout hooks.Layout, m *mount.Manager, in handoff,
 ) (err error) {
-	r.fleet = in.fleet(r.table, p.observer())
+	r.fleet = in.fleet(r.Table, p.observer())
 	clock := func() registry.BootTime { return registry.BootTime{Boot: m.Boot(), At: proc.BootTime()} }
 	host := node.Host{Node: hello.Node, Operations: hello.Operations}
-	state := r.state
+	state := r.State
 	supervisor := task.New(state, supervised{r.fleet}, task.Clock{Now: time.Now, Boot: clock}, rand.Float64,
 		p.log.Named("tasks"))
 	calls := intent.Calls{
 		Sender: intent.Sender{State: state, Now: time.Now, Pause: &r.pause, Drain: intent.DrainTime,
 			Traces: p.Traces.Provider()},
-		Plugins: r.table, Secrets: p.callbacks, Locks: &intent.Locks{}, Expected: expected,
+		Plugins: r.Table, Secrets: p.callbacks, Locks: &intent.Locks{}, Expected: expected,
 	}
-	if r.cluster != nil {
-		calls.Executors, calls.Node = r.cluster.Executors, hello.Node
-		calls.Plugins = r.cluster.Executors.Table(r.table)
+	if r.Cluster != nil {
+		calls.Executors, calls.Node = r.Cluster.Executors, hello.Node
+		calls.Plugins = r.Cluster.Executors.Table(r.Table)
 	}
 	suspended := csi.NewSuspensions(layout.Suspensions())
 	var admitted func(registry.View) error
-	if r.cluster != nil {
-		admitted = r.cluster.Admitted
+	if r.Cluster != nil {
+		admitted = r.Cluster.Admitted
 	}
 	stager := node.NewStager(calls, r.fleet, m, node.Options{
 		Layout: layout, Node: hello.Node, Check: true, Inspect: m.Inspect, Parts: m, Unmounter: m,
 		SetOwnership: m.SetOwnership, Admitted: admitted, Suspended: suspended, Logger: p.log.Named("node"),
 	})
-	r.meter, r.onNode = stager, stager.WatchHealth
+	r.Meter, r.onNode = stager, stager.WatchHealth
 	r.health = controller.NewHealth(calls, r.fleet, suspended, p.log.Named("health"))
-	r.volumes = controller.New(calls, r.fleet, stager, p.log.Named("volumes"))
-	r.volumes.Fence = p.callbacks.Fence
-	r.volumes.Suspended = suspended
-	r.tasks = task.NewTasks(supervisor, m, layout, hello.Operations)
-	r.uses = task.Uses{State: state, Mounts: m, Running: r.fleet.Running}
-	supervisor.Served = r.uses.Of
-	r.snapshots = controller.NewSnapshots(r.volumes, r.fleet)
-	r.literals = rpc.NewLiterals(layout.Secrets(), state, p.log.Named("secrets"))
-	r.endpoint = &endpoint.Endpoint{Calls: calls, Instances: r.fleet, Node: hello.Node, Since: time.Now(),
+	r.Volumes = controller.New(calls, r.fleet, stager, p.log.Named("volumes"))
+	r.Volumes.Fence = p.callbacks.Fence
+	r.Volumes.Suspended = suspended
+	r.Tasks = task.NewTasks(supervisor, m, layout, hello.Operations)
+	r.Uses = task.Uses{State: state, Mounts: m, Running: r.fleet.Running}
+	supervisor.Served = r.Uses.Of
+	r.Snapshots = controller.NewSnapshots(r.Volumes, r.fleet)
+	r.Literals = rpc.NewLiterals(layout.Secrets(), state, p.log.Named("secrets"))
+	r.Endpoint = &endpoint.Endpoint{Calls: calls, Instances: r.fleet, Node: hello.Node, Since: time.Now(),
 		Served: mount.Served}
-	var shared node.Controller = r.volumes
-	if r.cluster != nil {
-		r.volumes.Clustered, r.volumes.Node = true, hello.Node
-		r.attacher = cluster.NewAttacher(r.volumes, calls, r.cluster)
+	var shared node.Controller = r.Volumes
+	if r.Cluster != nil {
+		r.Volumes.Clustered, r.Volumes.Node = true, hello.Node
+		r.attacher = cluster.NewAttacher(r.Volumes, calls, r.Cluster)
 		shared = r.attacher
 	}
-	r.allocs = node.NewAllocs(calls, shared, stager, host, p.log.Named("allocs"))
-	if r.cluster != nil {
-		r.allocs.AwaitAdmitted = r.cluster.AwaitAdmitted
-		r.reaper = cluster.NewReaper(r.cluster, r.volumes, r.allocs)
+	r.Allocs = node.NewAllocs(calls, shared, stager, host, p.log.Named("allocs"))
+	if r.Cluster != nil {
+		r.Allocs.AwaitAdmitted = r.Cluster.AwaitAdmitted
+		r.reaper = cluster.NewReaper(r.Cluster, r.Volumes, r.Allocs)
 	}
 	r.doctor = doctor.New(state, m, doctor.Options{
 		Node: hello.Node, Layout: layout, Now: time.Now, Logger: p.log.Named("doctor"), Live: true, Locks: calls.Locks,
-		Undo: r.allocs.TakeDownUnclaimed, Lister: r.fleet, Suspended: suspended,
+		Undo: r.Allocs.TakeDownUnclaimed, Lister: r.fleet, Suspended: suspended,
 		Check: func() []string { return failedChecks(r.store) },
 	})
+	r.Doctor = r.doctor
 	r.mounts = doctor.NewWatch(state, m, layout, time.Now, p.log.Named("mounts"))
 	r.mounts.First = firstInspection
 	return nil
@@ -273,9 +262,9 @@ func (r *activeState) serve(s *rpc.Server) func(context.Context, string, []byte)
 // repeat repeats a call that this node began while it was the executor.
 func (r *activeState) repeat(ctx context.Context, at registry.Instance, late registry.LateCall) error {
 	if late.Snapshot != nil {
-		return r.snapshots.Repeat(ctx, at, late)
+		return r.Snapshots.Repeat(ctx, at, late)
 	}
-	return r.volumes.Repeat(ctx, at, late)
+	return r.Volumes.Repeat(ctx, at, late)
 }
 
 // supervised passes connections to plugins to their supervisor.
@@ -291,31 +280,31 @@ const firstInspection = 2 * time.Second
 
 // begin starts the loops.
 func (r *activeState) begin(p *Process) {
-	r.work(p, "allocs", r.allocs.Run)
-	r.work(p, "volumes", r.ready(r.volumes.Run))
-	r.work(p, "snapshots", r.ready(r.snapshots.Run))
+	r.work(p, "allocs", r.Allocs.Run)
+	r.work(p, "volumes", r.ready(r.Volumes.Run))
+	r.work(p, "snapshots", r.ready(r.Snapshots.Run))
 	if r.reaper != nil {
 		r.work(p, "lost nodes", r.ready(r.reaper.Run))
-		r.work(p, "former calls", r.ready(r.cluster.Executors.HandOver))
+		r.work(p, "former calls", r.ready(r.Cluster.Executors.HandOver))
 	}
 	r.work(p, "health of volumes", r.health.Run)
 	r.work(p, "health on this node", r.onNode)
-	r.watch(p, "literal secrets", r.ready(r.literals.Run)) // until then no record refers to the files of other nodes
-	r.watch(p, "tasks", r.tasks.Run)
+	r.watch(p, "literal secrets", r.ready(r.Literals.Run)) // until then no record refers to the files of other nodes
+	r.watch(p, "tasks", r.Tasks.Run)
 	r.watch(p, "mounts", r.mounts.Run)
-	if r.cluster != nil {
-		r.watch(p, "cluster", r.cluster.Run)
+	if r.Cluster != nil {
+		r.watch(p, "cluster", r.Cluster.Run)
 	}
 }
 
 // ready returns a function that waits before it calls run. It waits until this node has read all that its earlier shims
 // wrote to etcd, because run continues their controller calls.
 func (r *activeState) ready(run func(context.Context) error) func(context.Context) error {
-	if r.cluster == nil {
+	if r.Cluster == nil {
 		return run
 	}
 	return func(ctx context.Context) error {
-		if err := r.cluster.Ready(ctx); err != nil {
+		if err := r.Cluster.Ready(ctx); err != nil {
 			return err
 		}
 		return run(ctx)
@@ -327,14 +316,14 @@ func (r *activeState) compare(ctx context.Context, p *Process, around doctor.Inv
 	if _, err := r.doctor.Start(ctx, around); err != nil {
 		return fmt.Errorf("compare the records with this machine: %w", err)
 	}
-	if err := r.tasks.Sweep(ctx); err != nil {
+	if err := r.Tasks.Sweep(ctx); err != nil {
 		p.log.Warn("cannot remove unused socket directories", "error", err)
 	}
 	return nil
 }
 
 func (r *activeState) work(p *Process, name string, f func(context.Context) error) {
-	r.workers.Go(func() { p.loop(r.ctx, name, f) })
+	r.workers.Go(func() { p.loop(r.Context, name, f) })
 }
 
 func (r *activeState) watch(p *Process, name string, f func(context.Context) error) {
@@ -374,23 +363,13 @@ func (r *activeState) release() (rest func(), err error) {
 		r.stopStore(errReleased)
 	}
 	r.writer.Wait()
-	if r.cluster != nil {
-		_ = r.cluster.Close()
+	if r.Cluster != nil {
+		_ = r.Cluster.Close()
 	}
 	if r.store != nil {
 		err = r.store.Close()
 	}
 	return func() { r.watchers.Wait(); idle() }, err
-}
-
-// served returns the active state in the form that package rpc serves.
-func (r *activeState) served() *rpc.Active {
-	return &rpc.Active{
-		Node: r.node, Generation: r.store.Generation(), State: r.state, Table: r.table, Feed: r.feed,
-		Notifier: r.notifier, Tasks: r.tasks, Uses: r.uses, Allocs: r.allocs, Volumes: r.volumes, Meter: r.meter,
-		Doctor: r.doctor, Endpoint: r.endpoint, Snapshots: r.snapshots, Literals: r.literals, Context: r.ctx,
-		Pause: &r.pause, Cluster: r.cluster,
-	}
 }
 
 // describe adds generation, schema, index and counts to st, unless the store is closed.
@@ -402,7 +381,7 @@ func (r *activeState) describe(st *rpc.Status) {
 	}
 	st.Generation, st.Schema, st.Index = r.store.Generation(), store.Newest, at
 	st.OpenIntents, st.Instances, st.Allocs = counts[0]+counts[1], counts[2], counts[3]
-	if r.cluster != nil {
-		st.ClusterProblem = r.cluster.State.Problem()
+	if r.Cluster != nil {
+		st.ClusterProblem = r.Cluster.State.Problem()
 	}
 }

@@ -45,9 +45,10 @@ type Process struct {
 	active     *activeState      // nil unless the shim is active or quiesced
 	releasedAt registry.Revision // generation and index at the last Release
 
-	closing   sync.WaitGroup // connections and files that Release closes later
-	gone      chan struct{}  // closed by end
-	rehearsed *rehearsed     // from a rehearsal, used by one activation; guarded by transition
+	closing sync.WaitGroup // connections and files that Release closes later
+	// rehearsed has connections to plugins that have described themselves in a rehearsal, for the next activation; nil:
+	// there are none. Guarded by transition.
+	rehearsed *csi.Fleet
 }
 
 // CommitPoint is a moment before or after a commit.
@@ -72,7 +73,7 @@ func (p *Process) committing(at CommitPoint) func(registry.Change) {
 // New returns a Process in the state Candidate.
 func New(version string, log hclog.Logger) *Process {
 	p := &Process{
-		version: version, log: log, callbacks: &rpc.Callbacks{}, fatal: make(chan error, 1), gone: make(chan struct{}),
+		version: version, log: log, callbacks: &rpc.Callbacks{}, fatal: make(chan error, 1),
 		state: Candidate,
 	}
 	p.server = rpc.New(p, p.callbacks, log)
@@ -115,8 +116,7 @@ func (p *Process) end() error {
 	p.transition.Lock()
 	defer p.transition.Unlock()
 	_, _ = p.move(Gone) // this move is always legal
-	p.rehearsed.close()
-	close(p.gone)
+	p.closeRehearsed()
 	defer p.closing.Wait()
 	r := p.take()
 	if r == nil {
@@ -234,17 +234,18 @@ func (p *Process) activate(ctx context.Context, hello *rpc.Hello, h rpc.Handover
 	in := p.handoffOf(h)
 	r, err := open(ctx, p, hello, in)
 	if err != nil {
-		in.rehearsed.close()
+		p.closeRehearsed()
 		_, _ = p.move(was) // this move is legal
 		return fmt.Errorf("activate: %w", err)
 	}
+	p.rehearsed = nil
 	if _, err := p.move(Active); err != nil { // the store has failed already
 		return errors.Join(err, r.close())
 	}
 	p.mu.Lock()
 	p.active = r
 	p.mu.Unlock()
-	p.server.Set(r.served())
+	p.server.Set(&r.Active)
 	p.server.Resume()
 	return nil
 }

@@ -500,7 +500,7 @@ func TestReleaseDoesNotWaitForWatches(t *testing.T) {
 	defer close(end)
 	r.watchers.Go(func() { <-r.watchCtx.Done(); close(told); <-end })
 	worked := false
-	r.workers.Go(func() { <-r.ctx.Done(); runtime.Gosched(); worked = r.watchCtx.Err() == nil })
+	r.workers.Go(func() { <-r.Context.Done(); runtime.Gosched(); worked = r.watchCtx.Err() == nil })
 	released := make(chan error, 1)
 	go func() { _, err := p.Release(t.Context()); released <- err }()
 	select {

@@ -20,23 +20,11 @@ import (
 	"holdfast/shim/internal/store"
 )
 
-// rehearsed has the result of a rehearsal for the activation: connections to plugins that have described themselves.
-type rehearsed struct {
-	fleet *csi.Fleet
-}
-
-// close closes the connections. A nil receiver is allowed.
-func (r *rehearsed) close() {
-	if r != nil {
-		r.fleet.CloseAll()
-	}
-}
-
 // handoff says how an active state takes over its store.
 type handoff struct {
 	releasedAt registry.Revision   // as the previous shim reported it; the zero value: it did not release the state
 	generation registry.Generation // generation to keep; 0: take the next one
-	rehearsed  *rehearsed          // nil without a rehearsal
+	rehearsed  *csi.Fleet          // see Process.rehearsed
 }
 
 // graceful reports whether the previous shim has released the state. Otherwise it has died.
@@ -51,14 +39,13 @@ func (h handoff) fleet(table *registry.Registry, o csi.Observer) *csi.Fleet {
 	for _, in := range table.All().Instances {
 		registered[in.TaskKey()] = true
 	}
-	h.rehearsed.fleet.SetInstances(table, func(t registry.TaskKey) bool { return registered[t] })
-	return h.rehearsed.fleet
+	h.rehearsed.SetInstances(table, func(t registry.TaskKey) bool { return registered[t] })
+	return h.rehearsed
 }
 
 // handoffOf returns the handoff for one activation.
 func (p *Process) handoffOf(h rpc.Handover) handoff {
 	in := handoff{releasedAt: h.ReleasedAt, rehearsed: p.rehearsed}
-	p.rehearsed = nil
 	if h.Resume {
 		in.releasedAt, in.generation = p.releasedAt, p.releasedAt.Generation
 	}
@@ -83,16 +70,16 @@ func (p *Process) Rehearse(ctx context.Context, copied string) (rpc.Rehearsal, e
 		return rpc.Rehearsal{}, registry.Errorf(registry.ErrConflict,
 			"this shim is %s; only a candidate that was greeted rehearses", state)
 	}
-	p.rehearsed.close()
-	p.rehearsed = nil
-	r := rehearsal{rehearsed: &rehearsed{fleet: csi.New(nil, p.observer())}}
+	p.closeRehearsed()
+	r := rehearsal{fleet: csi.New(nil, p.observer())}
 	err := r.run(ctx, store.Options{Path: copied, Throwaway: true})
-	err = errors.Join(err, removed(copied))
+	if failed := os.Remove(copied); failed != nil {
+		err = errors.Join(err, fmt.Errorf("remove the copy of the state: %w", failed))
+	}
 	warmUp()
-	if err == nil {
-		p.rehearsed = r.rehearsed
-	} else {
-		r.rehearsed.close()
+	p.rehearsed = r.fleet
+	if err != nil {
+		p.closeRehearsed()
 	}
 	return r.Rehearsal, err
 }
@@ -106,17 +93,18 @@ func warmUp() {
 	runtime.GC()
 }
 
-func removed(file string) error {
-	if err := os.Remove(file); err != nil {
-		return fmt.Errorf("remove the copy of the state: %w", err)
+// closeRehearsed closes the connections of a rehearsal that no activation has used.
+func (p *Process) closeRehearsed() {
+	if p.rehearsed != nil {
+		p.rehearsed.CloseAll()
+		p.rehearsed = nil
 	}
-	return nil
 }
 
 // rehearsal is one run of Rehearse.
 type rehearsal struct {
 	rpc.Rehearsal
-	rehearsed *rehearsed
+	fleet     *csi.Fleet // of connections that the rehearsal makes
 	instances []registry.Instance
 }
 
@@ -178,7 +166,7 @@ func (r *rehearsal) probe(ctx context.Context) error {
 			defer func() { <-slots }()
 			limited, cancel := context.WithTimeout(ctx, probeLimit)
 			defer cancel()
-			if err := r.rehearsed.fleet.Preconnect(limited, task, instances); err != nil {
+			if err := r.fleet.Preconnect(limited, task, instances); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
 				failed = append(failed, fmt.Errorf("plugin %s (%s): %w", instances[0].Plugin, task, err))

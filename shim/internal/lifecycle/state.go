@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"fmt"
+	"slices"
 
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/registry"
@@ -32,13 +33,8 @@ var next = map[State][]State{
 
 // move returns to if the move is legal.
 func (s State) move(to State) (State, error) {
-	if to == Gone {
-		return Gone, nil
-	}
-	for _, legal := range next[s] {
-		if legal == to {
-			return to, nil
-		}
+	if to == Gone || slices.Contains(next[s], to) {
+		return to, nil
 	}
 	return s, registry.Errorf(registry.ErrConflict, "this shim is %s; it cannot become %s", s, to)
 }
