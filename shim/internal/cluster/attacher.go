@@ -128,11 +128,8 @@ func (a *Attacher) Attach(
 			return err
 		}
 	}
-	var settled bool
-	if err := a.calls.State.View(ctx, func(view registry.View) error {
-		settled = attached(view, v, u, to)
-		return nil
-	}); err != nil || settled {
+	done, err := viewed(ctx, a.calls.State, func(view registry.View) bool { return attached(view, v, u, to) })
+	if err != nil || done {
 		return err
 	}
 	return a.execute(ctx, attachMethod, v.ExecutedBy(), request{Volume: v.VolumeKey(), Usage: u, To: to}, func() error {
@@ -146,7 +143,7 @@ func (a *Attacher) Detach(
 ) error {
 	ctx, cancel := by.Waiting(ctx)
 	defer cancel()
-	if err := a.withdraw(ctx, key, node); err != nil {
+	if err := a.deleteUnbegun(ctx, key, node); err != nil {
 		return err
 	}
 	if err := a.endEarlier(ctx, key, node); err != nil {
@@ -200,7 +197,7 @@ func (a *Attacher) Provide(
 	})
 	if err != nil && ctx.Err() != nil { // the caller has given up and needs no volume any more
 		if c, failed := newCall(provideMethod, by, r); failed == nil {
-			a.remote.withdraw(ctx, c.ID)
+			a.remote.deleteCall(ctx, c.ID)
 		}
 	}
 	if err != nil || here {
@@ -321,14 +318,13 @@ func (a *Attacher) execute(
 }
 
 // executed reports whether the plugin's controller calls have an executor, or wait for one.
-func (a *Attacher) executed(ctx context.Context, by registry.ExecutorKey) (executed bool, err error) {
-	err = a.calls.State.View(ctx, func(view registry.View) error {
-		executed = by.Node != "" || view.Executed(by.Plugin)
-		return nil
+func (a *Attacher) executed(ctx context.Context, by registry.ExecutorKey) (bool, error) {
+	return viewed(ctx, a.calls.State, func(view registry.View) bool {
+		return by.Node != "" || view.Executed(by.Plugin)
 	})
-	return executed, err
 }
 
+// call has the plugin's executor carry out a call. ErrHere means that this node makes the plugin's calls.
 func (a *Attacher) call(ctx context.Context, method string, by registry.ExecutorKey, r request) error {
 	if executed, err := a.executed(ctx, by); err != nil || !executed {
 		return cmp.Or(err, ErrHere)
@@ -340,10 +336,11 @@ func (a *Attacher) call(ctx context.Context, method string, by registry.Executor
 	if err == nil || errors.Is(err, ErrHere) {
 		return err
 	}
+	volume := r.Volume.String()
 	if r.Volume.External == "" {
-		return fmt.Errorf("%s volume %s: %w", method, r.Spec.VolumeName(), wire.Error(err))
+		volume = r.Spec.VolumeName().String()
 	}
-	return fmt.Errorf("%s volume %s: %w", method, r.Volume, wire.Error(err))
+	return fmt.Errorf("%s volume %s: %w", method, volume, wire.Error(err))
 }
 
 // thisNode is part of each request. It makes the requests of two nodes differ, so that both get an answer.
@@ -372,11 +369,10 @@ func (a *Attacher) endEarlier(ctx context.Context, key registry.VolumeKey, node 
 	if err := a.remote.state.awaitReady(ctx); err != nil {
 		return err
 	}
-	var earlier []registry.RemoteCall
-	if err := a.calls.State.View(ctx, func(view registry.View) error {
-		earlier = a.earlier(view, key, node)
-		return nil
-	}); err != nil {
+	earlier, err := viewed(ctx, a.calls.State, func(view registry.View) []registry.RemoteCall {
+		return a.earlier(view, key, node)
+	})
+	if err != nil {
 		return err
 	}
 	for _, c := range earlier {
@@ -402,9 +398,10 @@ func (a *Attacher) earlier(
 	return list
 }
 
-// withdraw removes earlier calls for a volume that has no attachment, because no executor has begun to attach it. An
-// executor that begins just now records an attachment. While the attachment exists, no claim of the node is released.
-func (a *Attacher) withdraw(ctx context.Context, key registry.VolumeKey, node registry.NodeName) error {
+// deleteUnbegun deletes the records of earlier calls for a volume that has no attachment, because no executor has begun
+// to attach it. An executor that begins just now records an attachment. While the attachment exists, no claim of the
+// node is released.
+func (a *Attacher) deleteUnbegun(ctx context.Context, key registry.VolumeKey, node registry.NodeName) error {
 	if err := a.remote.state.awaitReady(ctx); err != nil {
 		return err
 	}

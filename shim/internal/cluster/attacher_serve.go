@@ -23,13 +23,15 @@ func (a *Attacher) Serve(ctx context.Context, method string, text []byte) error 
 		return err
 	}
 	defer unlock()
-	if err := a.calls.State.View(ctx, func(view registry.View) error {
-		if c, found := view.RemoteCall(idOf(method, text)); !found || c.Done {
-			return registry.Errorf(registry.ErrConflict, "the call was withdrawn")
-		}
-		return nil
-	}); err != nil {
+	open, err := viewed(ctx, a.calls.State, func(view registry.View) bool {
+		c, found := view.RemoteCall(idOf(method, text))
+		return found && !c.Done
+	})
+	if err != nil {
 		return err
+	}
+	if !open {
+		return registry.Errorf(registry.ErrConflict, "the call was withdrawn")
 	}
 	at := registry.AttachmentKey{Volume: r.Volume, Node: r.To.Node}
 	if method == attachMethod || method == detachMethod {
@@ -79,12 +81,11 @@ func (a *Attacher) settleOther(ctx context.Context, r request) error {
 
 // settle settles the open call of a volume, unless the call was settled meanwhile.
 func (a *Attacher) settle(ctx context.Context, r request) error {
-	same := false
-	if err := a.calls.State.View(ctx, func(view registry.View) error {
+	same, err := viewed(ctx, a.calls.State, func(view registry.View) bool {
 		open, found := view.Intent(r.Volume)
-		same = found && open.RPC == r.Intent.RPC && open.Hash == r.Intent.Hash
-		return nil
-	}); err != nil || !same {
+		return found && open.RPC == r.Intent.RPC && open.Hash == r.Intent.Hash
+	})
+	if err != nil || !same {
 		return err
 	}
 	return a.Controller.Settle(ctx, intent.Caller{}, r.Intent)

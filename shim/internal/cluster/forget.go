@@ -42,25 +42,17 @@ func (n *Node) forget(
 		}
 		return n.lostChange(v, r, registry.NodeForgotten, registry.EventNodeForgotten, by, reason), nil
 	})
-	var calls []registry.Key // calls that the node has not carried out
-	if err == nil {
-		err = n.State.View(ctx, func(v registry.View) error {
-			for _, call := range v.RemoteCalls() {
-				if call.To == node && !call.Done {
-					calls = append(calls, call.Key())
-				}
+	if err != nil {
+		return err
+	}
+	return registry.EnsureAll(ctx, n.State, func(v registry.View) (change registry.Change, err error) {
+		for _, call := range v.Aside().RemoteCalls() { // those that the node has not carried out
+			if call.To == node && !call.Done && len(change.Delete) < registry.Batch {
+				change.Delete = append(change.Delete, call.Key())
 			}
-			return nil
-		})
-	}
-	for chunk := range slices.Chunk(calls, registry.Batch) {
-		if err == nil {
-			_, err = n.State.Commit(ctx, func(registry.View) (registry.Change, error) {
-				return registry.Change{Delete: chunk}, nil
-			})
 		}
-	}
-	return err
+		return change, nil
+	})
 }
 
 // checkUnneeded returns an ErrConflict if records depend on the node.

@@ -64,8 +64,8 @@ func (r *Remote) Call(ctx context.Context, c registry.RemoteCall, repeated Repet
 	}
 }
 
-// withdraw removes the record of a call whose caller has given up. If the call has begun, it continues.
-func (r *Remote) withdraw(ctx context.Context, id registry.OperationID) {
+// deleteCall deletes the record of a call whose caller has given up. If the call has begun, it continues.
+func (r *Remote) deleteCall(ctx context.Context, id registry.OperationID) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	if _, err := registry.Ensure(ctx, r.state, func(v registry.View) (change registry.Change, err error) {
@@ -74,7 +74,8 @@ func (r *Remote) withdraw(ctx context.Context, id registry.OperationID) {
 		}
 		return change, nil
 	}); err != nil {
-		r.log.Warn("cannot withdraw a call to another node; it may still be carried out", "call", id, "error", err)
+		r.log.Warn("cannot delete the record of a call to another node, so it may still be carried out", "call", id,
+			"error", err)
 	}
 }
 

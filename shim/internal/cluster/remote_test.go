@@ -177,7 +177,7 @@ func TestAnswerIsNotThatOfAWithdrawnCall(t *testing.T) {
 			return []byte("second"), nil
 		}
 		b.catchUp(t)
-		asker.withdraw(ctx, "1")
+		asker.deleteCall(ctx, "1")
 		ask()
 		n.catchUp(t)
 		close(again)
