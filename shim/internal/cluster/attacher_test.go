@@ -96,17 +96,9 @@ func TestDryRunNamesWhatTheExecutorDoes(t *testing.T) {
 // attach is withdrawn. An attach that an executor has begun is not withdrawn, and the detach waits for an executor.
 func TestReleaseBeforeTheAttachNeedsNoExecutor(t *testing.T) {
 	x := newMember(t, parallelWithEtcd(t), "a")
-	x.await(t, true)()
-	x.setHealthy(false)
-	x.await(t, false)
-	asker, _ := newRemote(t, x, nil)
-	a := &Attacher{remote: asker}
-	a.calls.State = x.testNode.State
+	x.makeFormer(t)
+	a := newAttacher(t, x)
 	volume := volumeOf("vol", "vol")
-	calls := func() (n int) {
-		look(t, x, func(v registry.View) { n = len(v.RemoteCalls()) })
-		return n
-	}
 	attach := func() {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -114,15 +106,15 @@ func TestReleaseBeforeTheAttachNeedsNoExecutor(t *testing.T) {
 		go func() {
 			done <- a.Attach(ctx, intent.Caller{}, volume, registry.Usage{}, intent.AttachTo{Node: "a", ID: "a-id"})
 		}()
-		until(t, "the attach is asked for", func() bool { return calls() == 1 })
+		until(t, "the attach is asked for", func() bool { return x.remoteCalls(t) == 1 })
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
 			t.Errorf("the attach: %v", err)
 		}
 	}
 	attach()
-	if err := a.Detach(t.Context(), intent.Caller{}, volume.VolumeKey(), "a"); err != nil || calls() != 0 {
-		t.Errorf("the release: %v; %d calls are left", err, calls())
+	if err := a.Detach(t.Context(), intent.Caller{}, volume.VolumeKey(), "a"); err != nil || x.remoteCalls(t) != 0 {
+		t.Errorf("the release: %v; %d calls are left", err, x.remoteCalls(t))
 	}
 	attach()
 	commit(t, x, registry.Change{Put: []registry.Record{registry.Attachment{

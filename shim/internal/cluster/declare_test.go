@@ -59,8 +59,7 @@ func TestOnlyANodeThatHoldsNothingIsForgotten(t *testing.T) {
 	a, b := newMember(t, client, "a"), newMember(t, client, "b")
 	b.setHealthy(false)
 	a.await(t, true)()
-	held := claim("vol", "alloc")
-	held.Node = "a"
+	held := claimOf("a", "vol", "alloc")
 	records := []registry.Record{held,
 		registry.Attachment{Volume: held.Volume, Name: held.Name, Node: "a", NodeID: "id"},
 		registry.Intent{

@@ -296,9 +296,34 @@ func (m *member) await(t *testing.T, may bool) (done func()) {
 	return done
 }
 
+// makeFormer has the member execute plugin p, and give it up.
+func (m *member) makeFormer(t *testing.T) {
+	t.Helper()
+	m.await(t, true)()
+	m.setHealthy(false)
+	m.await(t, false)
+}
+
+// resign has the member execute plugin p, give it up, and hand it over.
+func (m *member) resign(t *testing.T) {
+	t.Helper()
+	m.await(t, true)()
+	m.setHealthy(false)
+	until(t, "the end of the role", func() bool {
+		e := m.executor(t)
+		return e.Holder == "" && len(e.Former) == 0
+	})
+}
+
 func (m *member) executor(t *testing.T) (e registry.Executor) {
 	look(t, m, func(v registry.View) { e, _ = v.Executor("p") })
 	return e
+}
+
+// remoteCalls returns how many records of remote calls there are.
+func (m *member) remoteCalls(t *testing.T) (n int) {
+	look(t, m, func(v registry.View) { n = len(v.RemoteCalls()) })
+	return n
 }
 
 // lateCalls lists the late calls of all nodes.

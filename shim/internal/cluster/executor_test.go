@@ -56,9 +56,7 @@ func TestExecutorStopsBeforeItsLeaseEnds(t *testing.T) {
 // Once etcd has renewed the lease, the node is the executor, and sends the call.
 func TestExecutorGoesOnWithItsLease(t *testing.T) {
 	a := newMember(t, parallelWithEtcd(t), "a")
-	a.await(t, true)()
-	a.setHealthy(false)
-	a.await(t, false)
+	a.makeFormer(t)
 	a.boot.Add(int64(2 * time.Second))
 	a.setHealthy(true)
 	a.await(t, true)()

@@ -20,7 +20,7 @@ import (
 // the next executor.
 func TestFormerExecutorHandsOverWithEvidence(t *testing.T) {
 	a := newMember(t, parallelWithEtcd(t), "a")
-	a.setHealthy(false)
+	a.resign(t)
 	key := volumeOf("vol", "vol").VolumeKey()
 	open := registry.Intent{Volume: key, RPC: registry.DeleteVolumeRPC, Senders: []registry.NodeName{"a", "b"}}
 	late := registry.LateCall{Plugin: "p", Node: "a", RPC: registry.DeleteVolumeRPC, For: "default/vol"}
@@ -53,7 +53,7 @@ func TestFormerExecutorHandsOverWithEvidence(t *testing.T) {
 // is handed over.
 func TestOneLateCallHoldsUpNoOther(t *testing.T) {
 	a := newMember(t, parallelWithEtcd(t), "a")
-	a.setHealthy(false)
+	a.resign(t)
 	refused := registry.LateCall{
 		Plugin: "p", Node: "a", RPC: registry.DeleteVolumeRPC, For: "default/refused", Failed: true,
 	}
@@ -76,7 +76,7 @@ func sameCall(a, b registry.LateCall) bool { return a.Node == b.Node && a.Same(b
 // TestSilentPluginDelaysNoOther hands over the calls of two plugins, of which the first does not answer.
 func TestSilentPluginDelaysNoOther(t *testing.T) {
 	a := newMember(t, parallelWithEtcd(t), "a")
-	a.setHealthy(false)
+	a.resign(t)
 	a.plugins.silent.Store(true)
 	var records []registry.Record
 	for _, plugin := range []registry.PluginID{"a", "p"} {
@@ -195,7 +195,7 @@ func TestCallThatBeginsWhileTheExecutorLeaves(t *testing.T) {
 func TestManyCallsAreOpenAtATakeover(t *testing.T) {
 	client := parallelWithEtcd(t)
 	a := newMember(t, client, "a")
-	a.setHealthy(false)
+	a.resign(t)
 	b := newMember(t, client, "b")
 	b.await(t, true)()
 	const calls = registry.Batch + 1
@@ -336,9 +336,7 @@ func TestSendingWaitsForCommitsInDoubt(t *testing.T) {
 func TestRepetitionIsCheckedBeforeItIsSent(t *testing.T) {
 	a := newMember(t, parallelWithEtcd(t), "a")
 	a.busy.Store(true) // so the node does not hand over
-	a.await(t, true)()
-	a.setHealthy(false)
-	a.await(t, false)
+	a.makeFormer(t)
 	open := registry.Intent{Volume: volumeOf("vol", "vol").VolumeKey(), Name: volumeOf("vol", "vol").VolumeName(),
 		RPC: registry.DeleteVolumeRPC, Senders: []registry.NodeName{"a"}}
 	call := registry.LateCall{Plugin: "p", Node: "a", RPC: open.RPC, For: open.Name.String()}

@@ -42,7 +42,7 @@ func TestLeave(t *testing.T) {
 	}
 	leave(a.testNode, "the claim of alloc alloc on volume vol", "holdfast node drain a")
 	commit(t, b, registry.Change{Delete: []registry.Key{held.Key()}})
-	ref := registry.Ref{Volume: held.Volume, Alloc: held.Alloc, Request: held.Request, Publish: registry.MarkDone}
+	ref := refOf(held)
 	a.offline(t, func(s registry.State) { registrytest.Put(t, s, ref) })
 	leave(a.testNode, "volume vol published for alloc alloc")
 	a.offline(t, func(s registry.State) {
@@ -78,8 +78,7 @@ func TestForgetSeesALateClaim(t *testing.T) {
 	a := newMember(t, client, "a")
 	b.seeAlive(t, "a", true)
 	a.die(t, b)
-	late := claim("vol", "alloc")
-	late.Node = "a"
+	late := claimOf("a", "vol", "alloc")
 	first := sync.OnceFunc(func() { registrytest.Put(t, c, late) })
 	b.sending = func(registry.Change) { first() }
 	err := b.Forget(t.Context(), "a", "alice", "")

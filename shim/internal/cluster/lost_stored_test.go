@@ -4,14 +4,12 @@ import (
 	"context"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/hashicorp/go-hclog"
 
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/controller"
-	"holdfast/shim/internal/intent"
 )
 
 // idleNode uses no volume.
@@ -26,15 +24,12 @@ func (idleNode) Uses(context.Context, registry.VolumeKey) ([]string, error) { re
 func TestNodeWhoseVolumesAreGoneIsForgotten(t *testing.T) {
 	client := parallelWithEtcd(t)
 	a, b := newMember(t, client, "a"), newMember(t, client, "b")
-	held := claim("vol", "alloc")
-	held.Node = "a"
+	held := claimOf("a", "vol", "alloc")
 	spec := registry.VolumeSpec{Namespace: held.Name.Namespace, ID: held.Name.ID, Plugin: held.Volume.Plugin,
 		External: held.Volume.External, Node: "a"}
 	at := registry.Attachment{Volume: held.Volume, Name: held.Name, Node: "a", NodeID: "a-id", State: registry.MarkDone}
 	registrytest.Put(t, a, held, at, registry.Volume{VolumeSpec: spec, State: registry.VolumeReady, Created: true})
-	calls := intent.Calls{
-		Sender: intent.Sender{State: b, Now: time.Now}, Plugins: noPlugins{}, Locks: &intent.Locks{},
-	}
+	calls := callsOf(b)
 	volumes := controller.New(calls, nil, idleNode{}, hclog.NewNullLogger()) // without a driver no call can be made
 	b.run(t, NewReaper(b.Node, volumes, nil).Run)
 	deregister := func() error { return volumes.Deregister(t.Context(), held.Name) }

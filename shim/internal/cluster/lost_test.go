@@ -17,7 +17,6 @@ import (
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/controller"
-	"holdfast/shim/internal/intent"
 )
 
 // testRelease deletes the claims of lost nodes, and this node's records of published volumes.
@@ -73,10 +72,9 @@ func comeBack(t *testing.T, drained bool, back func(*testing.T, *member) *member
 	a, b := newMember(t, client, "a"), newMember(t, client, "b")
 	a.await(t, true)()
 	b.run(t, NewReaper(b.Node, &testRelease{member: b, t: t}, nil).Run)
-	held := claim("vol", "alloc")
-	held.Node = "a"
+	held := claimOf("a", "vol", "alloc")
 	registrytest.Put(t, a, held)
-	ref := registry.Ref{Volume: held.Volume, Alloc: held.Alloc, Request: held.Request, Publish: registry.MarkDone}
+	ref := refOf(held)
 	registrytest.Put(t, a, ref)
 	use := registry.EndpointUse{
 		Volume: claim("of a client", "").Volume, Node: "a", Call: registry.NodePublishRPC, Target: "/mnt",
@@ -141,6 +139,7 @@ func comeBack(t *testing.T, drained bool, back func(*testing.T, *member) *member
 		t.Errorf("the allocs were told %q", release.why)
 	}
 	release.mu.Unlock()
+	a.changes.fire()
 	a.seeState(t, "a", state)
 	look(t, a, func(v registry.View) {
 		r, _ := v.Node("a")
@@ -239,8 +238,7 @@ func TestNextNodeFinishesForADeadOne(t *testing.T) {
 	a.setHealthy(false)
 	b.await(t, true)()
 	for _, volume := range []string{"vol-1", "vol-2"} {
-		held := claim(volume, "alloc")
-		held.Node = "a"
+		held := claimOf("a", volume, "alloc")
 		registrytest.Put(t, a, held)
 	}
 	fencing := make(chan struct{})
@@ -342,8 +340,7 @@ func TestFencedNodeThatIsBackEndsItsCalls(t *testing.T) {
 	a, b := newMember(t, client, "a"), newMember(t, client, "b")
 	done := a.await(t, true)
 	held := claim("vol", "alloc")
-	registrytest.Put(t, a, registry.Ref{Volume: held.Volume, Alloc: held.Alloc, Request: held.Request,
-		Publish: registry.MarkDone}) // while a volume is mounted, the node executes nothing
+	registrytest.Put(t, a, refOf(held)) // while a volume is mounted, the node executes nothing
 	if _, err := b.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
 		r, _ := v.Node("a")
 		return b.lostChange(v, r, registry.NodeFenced, registry.EventNodeFenced, "", "power off"), nil
@@ -359,7 +356,7 @@ func TestFencedNodeThatIsBackEndsItsCalls(t *testing.T) {
 }
 
 // TestSilentEtcdDelaysOnlyDecisions loses every answer of etcd. A commit of the node's own records succeeds. A commit
-// of shared records ends with its caller's deadline, and says since when etcd has not answered.
+// of shared records, or its refusal, ends with its caller's deadline, and says since when etcd has not answered.
 func TestSilentEtcdDelaysOnlyDecisions(t *testing.T) {
 	n := newNode(t, parallelWithEtcd(t), "n")
 	var silent atomic.Bool
@@ -370,10 +367,18 @@ func TestSilentEtcdDelaysOnlyDecisions(t *testing.T) {
 		return err
 	}
 	c := claim("vol", "alloc")
-	if err := commit(t.Context(), registry.Ref{Volume: c.Volume, Alloc: c.Alloc, Request: c.Request}); err != nil {
+	if err := commit(t.Context(), refOf(c)); err != nil {
 		t.Errorf("a record of the node: %v", err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, err := n.Commit(ctx, func(v registry.View) (registry.Change, error) {
+		return registry.Change{}, errors.Join(errTaken, fmt.Errorf("%d claims", len(v.AllClaims())))
+	})
+	if !errors.Is(err, registry.ErrUnavailable) {
+		t.Errorf("a refusal that could not be confirmed: %v", err)
+	}
+	ctx, cancel = context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	if err := commit(ctx, c); err == nil || !strings.Contains(err.Error(), "etcd has not answered since 20") {
 		t.Errorf("a shared record: %v", err)
@@ -413,17 +418,14 @@ func (r countedReader) Paths(b registry.Bucket, prefix string) iter.Seq[string] 
 func TestManyClaimsOfALostNode(t *testing.T) {
 	client := parallelWithEtcd(t)
 	n := newNode(t, client, "n")
-	held := claim("vol", "alloc")
-	held.Node = "gone"
+	held := claimOf("gone", "vol", "alloc")
 	records := []registry.Record{registry.Node{Name: "gone", State: registry.NodeFenced, Epoch: 1}}
 	for i := range 300 {
 		held.Alloc = registry.AllocID(fmt.Sprint("alloc-", i))
 		records = append(records, held)
 	}
 	registrytest.Put(t, n, records...)
-	calls := intent.Calls{
-		Sender: intent.Sender{State: n.State, Now: time.Now}, Plugins: noPlugins{}, Locks: &intent.Locks{},
-	}
+	calls := callsOf(n.State)
 	lost := controller.New(calls, nil, nil, hclog.NewNullLogger())
 	local := &counted{State: n.local}
 	state := New(local, client, t.Name(), "n")

@@ -3,14 +3,12 @@ package cluster
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/hashicorp/go-hclog"
 
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/controller"
-	"holdfast/shim/internal/intent"
 )
 
 // TestDecisionThatReadsManyRecords reads more single records than a transaction of etcd can have conditions. If one of
@@ -67,9 +65,7 @@ func TestVolumeIsDetachedFromManyNodes(t *testing.T) {
 			NodeID: registry.NodeID(at), State: registry.MarkDone})
 	}
 	registrytest.Put(t, n, records...)
-	calls := intent.Calls{
-		Sender: intent.Sender{State: n.State, Now: time.Now}, Plugins: noPlugins{}, Locks: &intent.Locks{},
-	}
+	calls := callsOf(n.State)
 	c := controller.New(calls, nil, hereOnly{}, hclog.NewNullLogger())
 	c.Claims.Clustered = true
 	force := registry.Force{By: "ada", Confirm: "vol"}

@@ -23,8 +23,7 @@ func ownVolumes(node registry.NodeName) (records []registry.Record) {
 	for i := range batchSize {
 		name := fmt.Sprintf("v-%02d", i)
 		records = append(records, volumeOf(name, name))
-		c := claim(name, "a")
-		c.Node = node
+		c := claimOf(node, name, "a")
 		records = append(records, c)
 	}
 	return records

@@ -25,6 +25,12 @@ func newRemote(
 	return r, stop
 }
 
+// newAttacher returns the attacher of a member. It has no controller.
+func newAttacher(t *testing.T, m *member) *Attacher {
+	remote, _ := newRemote(t, m, nil)
+	return &Attacher{remote: remote, calls: callsOf(m)}
+}
+
 // TestCallIsCarriedOutByTheNextExecutor has node a carry out calls for node c, and stops it in the middle of one. Node
 // b carries out that call.
 func TestCallIsCarriedOutByTheNextExecutor(t *testing.T) {
@@ -94,10 +100,8 @@ func TestCallGoesOnAtTheNextExecutor(t *testing.T) {
 	a := newMember(t, client, "a")
 	a.await(t, true)()
 	b := newMember(t, client, "b")
-	asker, _ := newRemote(t, a, nil)
 	newRemote(t, b, func(context.Context, string, []byte) ([]byte, error) { return nil, nil })
-	at := &Attacher{remote: asker}
-	at.calls.State = a.testNode.State
+	at := newAttacher(t, a)
 	tries := 0
 	err := at.execute(t.Context(), settleMethod, testKey, request{}, func() error {
 		tries++
@@ -226,12 +230,8 @@ func TestReplyStaysForACallerThatRepeats(t *testing.T) {
 // TestGivenUpCreationIsWithdrawn asks for a new volume while no node executes its plugin, and gives up.
 func TestGivenUpCreationIsWithdrawn(t *testing.T) {
 	a := newMember(t, parallelWithEtcd(t), "a")
-	a.await(t, true)()
-	a.setHealthy(false)
-	a.await(t, false)
-	asker, _ := newRemote(t, a, nil)
-	at := &Attacher{remote: asker}
-	at.calls.State = a.testNode.State
+	a.makeFormer(t)
+	at := newAttacher(t, a)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	done := make(chan error)
@@ -239,13 +239,9 @@ func TestGivenUpCreationIsWithdrawn(t *testing.T) {
 		_, err := at.Provide(ctx, registry.Call{ID: "op"}, volumeOf("vol", "vol").VolumeSpec, registry.Origin{})
 		done <- err
 	}()
-	calls := func() (n int) {
-		look(t, a, func(v registry.View) { n = len(v.RemoteCalls()) })
-		return n
-	}
-	until(t, "another node is asked", func() bool { return calls() > 0 })
+	until(t, "another node is asked", func() bool { return a.remoteCalls(t) > 0 })
 	cancel()
-	if err := <-done; !errors.Is(err, context.Canceled) || calls() != 0 {
-		t.Errorf("%v; %d calls are left", err, calls())
+	if err := <-done; !errors.Is(err, context.Canceled) || a.remoteCalls(t) != 0 {
+		t.Errorf("%v; %d calls are left", err, a.remoteCalls(t))
 	}
 }

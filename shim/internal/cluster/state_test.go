@@ -13,6 +13,7 @@ import (
 
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
+	"holdfast/shim/internal/intent"
 )
 
 // suiteState is a State without the copy record, which the test suite does not expect.
@@ -50,9 +51,21 @@ func TestStateOnEtcd(t *testing.T) {
 	})
 }
 
-func claim(volume, alloc string) registry.Claim {
+func claim(volume, alloc string) registry.Claim { return claimOf("n", volume, alloc) }
+
+func claimOf(node registry.NodeName, volume, alloc string) registry.Claim {
 	return registry.Claim{Volume: registry.VolumeKey{Plugin: "p", External: registry.ExternalID(volume)},
-		Alloc: registry.AllocID(alloc), Request: "r", Node: "n"}
+		Alloc: registry.AllocID(alloc), Request: "r", Node: node}
+}
+
+// refOf returns the record of a volume that is published for the alloc of a claim.
+func refOf(c registry.Claim) registry.Ref {
+	return registry.Ref{Volume: c.Volume, Alloc: c.Alloc, Request: c.Request, Publish: registry.MarkDone}
+}
+
+// callsOf returns the parts of calls on a node without plugins.
+func callsOf(s registry.State) intent.Calls {
+	return intent.Calls{Sender: intent.Sender{State: s, Now: time.Now}, Plugins: noPlugins{}, Locks: &intent.Locks{}}
 }
 
 // TestDecisionsOfNodesAreLinear lets three nodes decide on the same records at the same time. Each node makes two
@@ -259,29 +272,6 @@ func TestEarlierShimOfANodeIsFenced(t *testing.T) {
 	look(t, later, func(v registry.View) {
 		if len(v.AllClaims()) != 1 {
 			t.Errorf("claims: %+v", v.AllClaims())
-		}
-	})
-}
-
-// TestUnreachableEtcd stops etcd's answers. Reads and changes of the node's own records succeed, and shared changes
-// fail.
-func TestUnreachableEtcd(t *testing.T) {
-	client := parallelWithEtcd(t)
-	n := newNode(t, client, "node")
-	registrytest.Put(t, n, claim("v", "a"))
-	n.kv = losing(n.kv, func() bool { return true })
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	_, err := n.Commit(ctx, func(v registry.View) (registry.Change, error) {
-		return registry.Change{}, errors.Join(errTaken, fmt.Errorf("%d claims", len(v.AllClaims())))
-	})
-	if !errors.Is(err, registry.ErrUnavailable) {
-		t.Errorf("a refusal that could not be confirmed: %v", err)
-	}
-	registrytest.Put(t, n, registry.Alloc{ID: "a"})
-	look(t, n, func(v registry.View) {
-		if len(v.AllClaims()) != 1 || len(v.Allocs()) != 1 {
-			t.Errorf("claims %v, allocs %v", v.AllClaims(), v.Allocs())
 		}
 	})
 }
