@@ -26,7 +26,7 @@ func Check(ctx context.Context, file string, report func(error)) error {
 		return err
 	}
 	defer s.Close()
-	for err := range s.Check() {
+	for _, err := range s.Check() {
 		report(err)
 	}
 	return nil

@@ -277,7 +277,7 @@ func (v Offline) withState(ctx context.Context, use func(*store.Store) error) er
 
 // failedChecks returns the failed consistency checks of the state as text.
 func failedChecks(s *store.Store) (texts []string) {
-	for err := range s.Check() {
+	for _, err := range s.Check() {
 		texts = append(texts, err.Error())
 	}
 	return texts

@@ -55,7 +55,7 @@ func TestLyingListIsFound(t *testing.T) {
 		raw(t, path, lie)
 		s = start(t, Options{Path: path})
 		var found []string
-		for err := range s.Check() {
+		for _, err := range s.Check() {
 			found = append(found, err.Error())
 		}
 		if len(found) == 0 || !strings.Contains(found[0], what) || !strings.Contains(found[0], bucketVolumeNames) {

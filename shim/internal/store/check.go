@@ -3,12 +3,11 @@ package store
 import (
 	"errors"
 	"fmt"
-	"iter"
 
 	"holdfast/registry"
 )
 
-// Check reads everything and yields what is wrong. Commits wait meanwhile. Its rules:
+// Check reads everything and returns what is wrong. Commits wait meanwhile. Its rules:
 //
 //	C1  bbolt's own check finds nothing, and checksums and tallies are right
 //	C2  each record can be decoded and lies at its own key
@@ -20,32 +19,7 @@ import (
 //
 // C6 and C7 do not hold in a cluster: other nodes release the claims of a lost node before it has unmounted, and the
 // inline volumes of another node are not known here.
-func (s *Store) Check() iter.Seq[error] {
-	return func(yield func(error) bool) {
-		for _, err := range s.check() {
-			if !yield(err) {
-				return
-			}
-		}
-	}
-}
-
-// CheckRecords is Check for a file that was just opened and migrated. It skips C1, which the verification has checked,
-// and events and answers, which no migration changes.
-func (s *Store) CheckRecords() []error {
-	p, err := s.readers.acquire()
-	if err != nil {
-		return []error{err}
-	}
-	defer s.readers.release(p)
-	c := newChecker(s.reader(p.tx, p.head), s.options.EventLimit)
-	if err := reading(func() error { c.records(); return nil }); err != nil {
-		c.report("%w", err)
-	}
-	return c.errs
-}
-
-func (s *Store) check() []error {
+func (s *Store) Check() []error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	p, err := s.readers.acquire()
@@ -63,7 +37,22 @@ func (s *Store) check() []error {
 	}
 	defer func() { _ = tx.Rollback() }()
 	c := newChecker(s.reader(tx, p.head), s.options.EventLimit)
-	if err := reading(c.all); err != nil {
+	if err := catchDamage(c.all); err != nil {
+		c.report("%w", err)
+	}
+	return c.errs
+}
+
+// CheckRecords is Check for a file that was just opened and migrated. It skips C1, which the verification has checked,
+// and events and answers, which no migration changes.
+func (s *Store) CheckRecords() []error {
+	p, err := s.readers.acquire()
+	if err != nil {
+		return []error{err}
+	}
+	defer s.readers.release(p)
+	c := newChecker(s.reader(p.tx, p.head), s.options.EventLimit)
+	if err := catchDamage(func() error { c.records(); return nil }); err != nil {
 		c.report("%w", err)
 	}
 	return c.errs

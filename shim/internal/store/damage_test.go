@@ -132,7 +132,7 @@ func (c *corpus) damaged(t *testing.T, what string, file []byte) bool {
 	if err != nil {
 		t.Errorf("%s: accepted, and then: %v", what, err)
 	}
-	for err := range s.Check() {
+	for _, err := range s.Check() {
 		t.Errorf("%s: accepted, and then: %v", what, err)
 	}
 	return false

@@ -130,7 +130,7 @@ func (m *model) store(t *rapid.T, use func(*Store)) {
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
 	use(s)
-	for err := range s.Check() {
+	for _, err := range s.Check() {
 		t.Errorf("check: %v", err)
 	}
 	m.left = registry.Revision{Generation: s.Generation(), Index: s.Index()}

@@ -114,9 +114,9 @@ type broken struct{ error }
 
 func (b broken) Unwrap() []error { return []error{b.error, errBroken} }
 
-// caught turns two panics into an error: damage, and a fault of the mapped file. Reading a file that was cut off causes
-// such a fault. Other panics continue.
-func caught(err *error) {
+// recoverDamage turns two panics into an error: damage, and a fault of the mapped file. Reading a file that was cut off
+// causes such a fault. Other panics continue.
+func recoverDamage(err *error) {
 	switch r := recover().(type) {
 	case nil:
 	case damage:
@@ -131,9 +131,23 @@ func caught(err *error) {
 	}
 }
 
-// reading runs a function that reads the mapped file.
-func reading(do func() error) (err error) {
+// catchDamage runs a function that reads the mapped file. It returns damage that the function finds as an ErrDamaged.
+func catchDamage(do func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer caught(&err)
+	defer recoverDamage(&err)
 	return do()
+}
+
+// read calls do with the transaction of the last commit. Damage stops the store.
+func (s *Store) read(do func(*pin) error) error {
+	p, err := s.readers.acquire()
+	if err != nil {
+		return err
+	}
+	defer s.readers.release(p)
+	err = catchDamage(func() error { return do(p) })
+	if errors.Is(err, errBroken) {
+		s.fail(err)
+	}
+	return err
 }

@@ -198,7 +198,7 @@ func checkOpenable(path string, st state, options Options) error {
 // takeOver migrates the file, raises the generation and stores the boot ID, in one transaction. If all are up to date,
 // it writes nothing.
 func (s *Store) takeOver(found state) (err error) {
-	defer caught(&err)
+	defer recoverDamage(&err)
 	s.generation = s.options.Generation
 	if s.generation == 0 {
 		s.generation = found.generation + 1
@@ -258,12 +258,8 @@ func (s *Store) Index() registry.Seq { return s.readers.index() }
 
 // Count returns the number of records in each bucket, and the index of the answer. It reads no record.
 func (s *Store) Count(of ...registry.Bucket) (records []int, at registry.Seq, err error) {
-	p, err := s.readers.acquire()
-	if err != nil {
-		return nil, 0, err
-	}
-	defer s.readers.release(p)
-	err = reading(func() error {
+	err = s.read(func(p *pin) error {
+		at = p.seq
 		for _, bucket := range of {
 			var sum tally
 			getMeta(p.tx, metaTally+string(bucket), &sum)
@@ -271,10 +267,7 @@ func (s *Store) Count(of ...registry.Bucket) (records []int, at registry.Seq, er
 		}
 		return nil
 	})
-	if errors.Is(err, errBroken) {
-		s.fail(err)
-	}
-	return records, p.seq, err
+	return records, at, err
 }
 
 // View calls read with the last committed state. It does not wait. While a view runs, bbolt reuses no freed pages, so
@@ -283,16 +276,7 @@ func (s *Store) View(ctx context.Context, read func(registry.View) error) error 
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	p, err := s.readers.acquire()
-	if err != nil {
-		return err
-	}
-	defer s.readers.release(p)
-	err = reading(func() error { return read(registry.View{Reader: s.reader(p.tx, p.head)}) })
-	if errors.Is(err, errBroken) {
-		s.fail(err)
-	}
-	return err
+	return s.read(func(p *pin) error { return read(registry.View{Reader: s.reader(p.tx, p.head)}) })
 }
 
 func (s *Store) reader(tx *bolt.Tx, h *head) reader {

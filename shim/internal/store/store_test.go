@@ -53,7 +53,7 @@ func run(t testing.TB, s *Store) *running {
 // stop checks the store, ends Run and closes the file.
 func (r *running) stop(t testing.TB) {
 	t.Helper()
-	for err := range r.Check() {
+	for _, err := range r.Check() {
 		t.Errorf("check: %v", err)
 	}
 	r.cancel()

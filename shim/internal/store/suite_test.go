@@ -61,7 +61,7 @@ func TestLog(t *testing.T) {
 // others.
 func wholeFile(t *testing.T, l *observed) {
 	t.Helper()
-	for err := range l.Check() {
+	for _, err := range l.Check() {
 		if !errors.Is(err, errDangling) {
 			t.Errorf("check: %v", err)
 		}

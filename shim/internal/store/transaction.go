@@ -104,11 +104,15 @@ func (t *transaction) writeTallies() error {
 
 // getMeta reads a meta entry. A missing one is damage.
 func getMeta(tx *bolt.Tx, name string, into any) {
-	value := bucketOf(tx, bucketMeta).Get([]byte(name))
+	must(decodeMeta(bucketOf(tx, bucketMeta), name, into))
+}
+
+func decodeMeta(meta *bolt.Bucket, name string, into any) error {
+	value := meta.Get([]byte(name))
 	if value == nil {
-		panic(damage{registry.Errorf(registry.ErrDamaged, "meta entry %s is missing", name)})
+		return registry.Errorf(registry.ErrDamaged, "meta entry %s is missing", name)
 	}
-	must(decode(bucketMeta, []byte(name), value, into))
+	return decode(bucketMeta, []byte(name), value, into)
 }
 
 func (t *transaction) setMeta(name string, v any) error {
@@ -123,8 +127,12 @@ func (t *transaction) setMeta(name string, v any) error {
 func (t *transaction) rewrite(bucket string, change func(fields) error) error {
 	texts := map[string][]byte{}
 	err := bucketOf(t.tx, bucket).ForEach(func(key, value []byte) error {
-		text, err := changed(bucket, key, value, change)
-		if err == nil && !bytes.Equal(text, value[sumSize:]) {
+		was, err := unseal(bucket, key, value)
+		if err != nil {
+			return err
+		}
+		text, err := reshaped(was, change)
+		if err == nil && !bytes.Equal(text, was) {
 			texts[string(key)] = text
 		}
 		return err
@@ -138,18 +146,6 @@ func (t *transaction) rewrite(bucket string, change func(fields) error) error {
 		}
 	}
 	return nil
-}
-
-// changed returns the text of a stored record after a change of its fields.
-func changed(bucket string, key, value []byte, change func(fields) error) ([]byte, error) {
-	var record fields
-	if err := decode(bucket, key, value, &record); err != nil {
-		return nil, err
-	}
-	if err := change(record); err != nil {
-		return nil, err
-	}
-	return encode(record), nil
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)

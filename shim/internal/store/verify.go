@@ -257,7 +257,7 @@ func checkContent(tx *bolt.Tx) error {
 		return fmt.Errorf("bucket %s is missing", bucketMeta)
 	}
 	var app string
-	if err := metaEntry(meta, metaApplication, &app); err != nil {
+	if err := decodeMeta(meta, metaApplication, &app); err != nil {
 		return err
 	}
 	if app != application {
@@ -268,7 +268,7 @@ func checkContent(tx *bolt.Tx) error {
 		if name == bucketMeta {
 			continue
 		}
-		if err := metaEntry(meta, metaTally+name, &want); err != nil {
+		if err := decodeMeta(meta, metaTally+name, &want); err != nil {
 			return err
 		}
 		if got != want {
@@ -283,14 +283,6 @@ func checkContent(tx *bolt.Tx) error {
 		}
 		return nil
 	})
-}
-
-func metaEntry(meta *bolt.Bucket, name string, into any) error {
-	value := meta.Get([]byte(name))
-	if value == nil {
-		return fmt.Errorf("meta entry %s is missing", name)
-	}
-	return decode(bucketMeta, []byte(name), value, into)
 }
 
 // Sound returns nil if the file at path is intact: its pages, each checksum, and the number of records. It writes

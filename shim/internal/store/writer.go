@@ -158,7 +158,7 @@ func (s *Store) commit(requests []*request) {
 	default:
 	}
 	g := &group{answers: make([]answer, len(requests)), shared: make([]bool, len(requests))}
-	err := reading(func() error { return s.write(g, requests) })
+	err := catchDamage(func() error { return s.write(g, requests) })
 	if err != nil && !errors.Is(err, registry.ErrExhausted) {
 		s.fail(err)
 	}

@@ -48,7 +48,7 @@ func OpenAt(t testing.TB, options store.Options) *store.Store {
 	t.Cleanup(func() {
 		stop(errTestOver)
 		if err := <-ended; errors.Is(err, errTestOver) {
-			for err := range s.Check() {
+			for _, err := range s.Check() {
 				t.Errorf("store: %v", err)
 			}
 		}
