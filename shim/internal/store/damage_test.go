@@ -12,8 +12,10 @@ import (
 	"testing"
 
 	bolt "go.etcd.io/bbolt"
+	"pgregory.net/rapid"
 
 	"holdfast/registry"
+	"holdfast/registry/registrytest"
 )
 
 const pageSize = 4096
@@ -68,7 +70,7 @@ func usedBytes(t testing.TB, path string) (n int64) {
 }
 
 // inspect reads a file with bbolt alone.
-func inspect(t testing.TB, path string, read func(*bolt.Tx)) {
+func inspect(t rapid.TB, path string, read func(*bolt.Tx)) {
 	t.Helper()
 	db, err := bolt.Open(path, fileMode, &bolt.Options{ReadOnly: true, PreLoadFreelist: true})
 	if err != nil {
@@ -128,8 +130,7 @@ func (c *corpus) damaged(t *testing.T, what string, file []byte) bool {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go func() { _ = s.Run(ctx) }()
-	_, err = s.Commit(ctx, func(registry.View) (registry.Change, error) { return puts(alloc("new")), nil })
-	if err != nil {
+	if _, err := registrytest.Write(ctx, s, puts(alloc("new"))); err != nil {
 		t.Errorf("%s: accepted, and then: %v", what, err)
 	}
 	for _, err := range s.Check() {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"holdfast/registry"
+	"holdfast/registry/registrytest"
 )
 
 // tmpfs mounts a small file system.
@@ -63,7 +64,7 @@ func TestFullDisk(t *testing.T) {
 	s := start(t, Options{Path: filepath.Join(dir, "shim.db")})
 	defer func() { s.stop(t) }()
 	commit := func(c registry.Change) error {
-		_, err := s.Commit(t.Context(), func(registry.View) (registry.Change, error) { return c, nil })
+		_, err := registrytest.Write(t.Context(), s, c)
 		return err
 	}
 	release := func() {}
@@ -164,9 +165,7 @@ func TestReadOnlyFileSystem(t *testing.T) {
 	stopped := make(chan error, 1)
 	go func() { stopped <- back.Run(t.Context()) }()
 	put := func() error {
-		_, err := back.Commit(t.Context(), func(registry.View) (registry.Change, error) {
-			return puts(alloc("b")), nil
-		})
+		_, err := registrytest.Write(t.Context(), back, puts(alloc("b")))
 		return err
 	}
 	for range 3 {
@@ -238,10 +237,7 @@ func TestSnapshot(t *testing.T) {
 	go func() {
 		defer close(done)
 		for i := range 100 {
-			_, err := s.Commit(t.Context(), func(registry.View) (registry.Change, error) {
-				return puts(alloc(fmt.Sprint("b", i))), nil
-			})
-			if err != nil {
+			if _, err := registrytest.Write(t.Context(), s, puts(alloc(fmt.Sprint("b", i)))); err != nil {
 				t.Error(err)
 			}
 		}

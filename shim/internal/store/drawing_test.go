@@ -76,13 +76,8 @@ func drawing(t *testing.T, path string) string {
 	out.WriteString("followed by the text, which is JSON. A part of a key is prefixed by its length, 2 bytes " +
 		"big-endian, unless its\n")
 	out.WriteString("size is named here.\n")
-	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer db.Close()
-	err = db.View(func(tx *bolt.Tx) error {
-		return tx.ForEach(func(name []byte, b *bolt.Bucket) error {
+	inspect(t, path, func(tx *bolt.Tx) {
+		err := tx.ForEach(func(name []byte, b *bolt.Bucket) error {
 			owner, nodes, key := drawn(registry.Bucket(name))
 			fmt.Fprintf(&out, "\n%-20s written by %s; %s; key: %s\n", name, owner, nodes, strings.Join(key, " / "))
 			return b.ForEach(func(key, value []byte) error {
@@ -97,10 +92,10 @@ func drawing(t *testing.T, path string) string {
 				return nil
 			})
 		})
+		if err != nil {
+			t.Fatal(err)
+		}
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	return out.String()
 }
 

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"holdfast/registry"
+	"holdfast/registry/registrytest"
 )
 
 // A file that no store created is refused with the reason, and is not changed.
@@ -153,7 +154,7 @@ func TestGenerations(t *testing.T) {
 
 	old := start(t, Options{Path: path})
 	raiseBehindItsBack(t, old.Store)
-	_, err := old.Commit(t.Context(), func(registry.View) (registry.Change, error) { return puts(alloc("b")), nil })
+	_, err := registrytest.Write(t.Context(), old, puts(alloc("b")))
 	if !errors.Is(err, registry.ErrFenced) {
 		t.Errorf("commit of an older generation: %v", err)
 	}
@@ -215,9 +216,7 @@ func TestFileChangedUnderUs(t *testing.T) {
 			if viewed != nil && !errors.Is(viewed, registry.ErrDamaged) {
 				t.Errorf("View: %v", viewed)
 			}
-			_, err := s.Commit(t.Context(), func(registry.View) (registry.Change, error) {
-				return puts(alloc("b")), nil
-			})
+			_, err := registrytest.Write(t.Context(), s, puts(alloc("b")))
 			if !errors.Is(err, registry.ErrDamaged) {
 				t.Errorf("Commit: %v", err)
 			}

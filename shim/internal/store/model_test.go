@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"holdfast/registry"
+	"holdfast/registry/registrytest"
 )
 
 // object is a record, decoded from JSON.
@@ -36,27 +37,15 @@ func parse(t rapid.TB, text []byte) (o object) {
 
 // onDisk returns every record of the kinds in use, read with bbolt alone.
 func onDisk(t rapid.TB, path string) map[registry.Key]object {
-	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer db.Close()
 	found := map[registry.Key]object{}
-	err = db.View(func(tx *bolt.Tx) error {
+	inspect(t, path, func(tx *bolt.Tx) {
 		for _, bucket := range registry.Buckets {
-			err := tx.Bucket([]byte(bucket)).ForEach(func(k, v []byte) error {
+			_ = tx.Bucket([]byte(bucket)).ForEach(func(k, v []byte) error {
 				found[registry.Key{Bucket: bucket, Path: string(k)}] = parse(t, v[4:])
 				return nil
 			})
-			if err != nil {
-				return err
-			}
 		}
-		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	return found
 }
 
@@ -153,7 +142,7 @@ func (m *model) change(t *rapid.T) {
 		c.Events = append(c.Events, registry.Event{Kind: registry.EventUpdated})
 	}
 	m.store(t, func(s *Store) {
-		if _, err := s.Commit(t.Context(), func(registry.View) (registry.Change, error) { return c, nil }); err != nil {
+		if _, err := registrytest.Write(t.Context(), s, c); err != nil {
 			t.Fatal(err)
 		}
 	})

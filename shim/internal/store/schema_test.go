@@ -46,7 +46,7 @@ func splitSocket(t *transaction) error {
 		delete(fields, "endpoint")
 		return nil
 	})
-	return errors.Join(err, t.setMeta(metaSchema, window{0, 0}), t.writeTallies())
+	return errors.Join(err, t.setMeta(metaSchema, window{0, 0}))
 }
 
 // tested is the released schema, with schema 0 before it.
@@ -109,29 +109,20 @@ func goldenCopy(t *testing.T, n int) string {
 	t.Helper()
 	path := statePath(t)
 	start(t, Options{Path: path}).stop(t)
-	db, err := bolt.Open(path, 0o600, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer db.Close()
-	err = db.Update(func(tx *bolt.Tx) error {
-		w := newTransaction(tx)
+	raw(t, path, func(w *transaction) error {
 		for at, value := range goldenLines(t, max(n, 1)) {
 			if at[0] != bucketMeta {
 				w.tally(at[0]).add([]byte(value))
 			}
-			if err := bucketOf(tx, at[0]).Put([]byte(at[1]), []byte(value)); err != nil {
+			if err := bucketOf(w.tx, at[0]).Put([]byte(at[1]), []byte(value)); err != nil {
 				return err
 			}
 		}
 		if n == 0 {
 			return splitSocket(w)
 		}
-		return w.writeTallies()
+		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	return path
 }
 
@@ -249,11 +240,15 @@ func contains(whole, part object) bool {
 // setWindow makes the file one of another schema.
 func setWindow(t *testing.T, path string, w window) {
 	t.Helper()
-	s := start(t, Options{Path: path})
-	if err := s.db.Update(func(tx *bolt.Tx) error { return newTransaction(tx).setMeta(metaSchema, w) }); err != nil {
-		t.Fatal(err)
-	}
-	s.stop(t)
+	start(t, Options{Path: path}).stop(t)
+	raw(t, path, func(tx *transaction) error { return tx.setMeta(metaSchema, w) })
+}
+
+// followedBy returns the schema after s, to which the migration leads.
+func (s schema) followedBy(m migration) schema {
+	s.newest++
+	s.migrations = append(slices.Clone(s.migrations), m)
+	return s
 }
 
 // A file that this build cannot read is refused with both numbers and is not changed. A newer file that this build can
@@ -282,9 +277,8 @@ func TestSchemaWindow(t *testing.T) {
 func TestReadable(t *testing.T) {
 	nothing := migration{"changes nothing", func(*transaction) error { return nil }}
 	for _, readable := range []int{Newest, Newest + 1} {
-		later := released
-		later.newest, later.readable = Newest+1, readable
-		later.migrations = append(later.migrations[:len(later.migrations):len(later.migrations)], nothing)
+		later := released.followedBy(nothing)
+		later.readable = readable
 		path := statePath(t)
 		start(t, Options{Path: path}).stop(t)
 		for _, before := range []int{Newest, Newest + 1} {
@@ -307,11 +301,8 @@ func TestReadable(t *testing.T) {
 func TestFailedMigration(t *testing.T) {
 	path := goldenCopy(t, 0)
 	before, _ := os.ReadFile(path)
-	failing := tested
 	broken := errors.New("broken")
-	failing.newest++
-	failing.migrations = append(failing.migrations[:len(failing.migrations):len(failing.migrations)],
-		migration{"fails", func(*transaction) error { return broken }})
+	failing := tested.followedBy(migration{"fails", func(*transaction) error { return broken }})
 	if _, err := Open(t.Context(), Options{Path: path, schema: &failing}); !errors.Is(err, broken) {
 		t.Errorf("failed migration: %v", err)
 	}
@@ -323,12 +314,9 @@ func TestFailedMigration(t *testing.T) {
 // This build and a later one within the window open the file in turn, and both commit. Data that only the later build
 // knows is kept.
 func TestSchemaIsMigratedUpAndReadDown(t *testing.T) {
-	later := released
-	later.newest++
-	later.migrations = append(later.migrations[:len(later.migrations):len(later.migrations)],
-		migration{"adds a bucket", func(w *transaction) error {
-			return errors.Join(w.create("later"), w.put("later", []byte("key"), []byte(`{"of":"later"}`)))
-		}})
+	later := released.followedBy(migration{"adds a bucket", func(w *transaction) error {
+		return errors.Join(w.create("later"), w.put("later", []byte("key"), []byte(`{"of":"later"}`)))
+	}})
 	path := statePath(t)
 	for range 10 {
 		s := start(t, Options{Path: path, schema: &later})
@@ -338,16 +326,10 @@ func TestSchemaIsMigratedUpAndReadDown(t *testing.T) {
 		s.must(t, puts(alloc("b")))
 		s.stop(t)
 	}
-	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer db.Close()
-	_ = db.View(func(tx *bolt.Tx) error {
+	inspect(t, path, func(tx *bolt.Tx) {
 		if got := string(get(tx, "later", []byte("key"))); got != `{"of":"later"}` || len(onDisk(t, path)) != 2 {
 			t.Errorf("after ten swaps: %q, %v", got, onDisk(t, path))
 		}
-		return nil
 	})
 }
 
@@ -378,12 +360,8 @@ var labelled = form{
 // A build that stores a field at a new place, and a build that does not know that place, open a file in turn. Each
 // reads the value that was written last, and Check finds nothing.
 func TestForm(t *testing.T) {
-	later := schema{
-		oldest: released.oldest, newest: released.newest + 1, readable: released.readable,
-		migrations: append(released.migrations[:len(released.migrations):len(released.migrations)],
-			intoForm("the job becomes a label", registry.BucketAllocs, labelled)),
-		forms: forms{registry.BucketAllocs: labelled},
-	}
+	later := released.followedBy(intoForm("the job becomes a label", registry.BucketAllocs, labelled))
+	later.forms = forms{registry.BucketAllocs: labelled}
 	path := statePath(t)
 	with := func(s *schema, want, job string) {
 		t.Helper()

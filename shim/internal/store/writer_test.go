@@ -10,6 +10,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"holdfast/registry"
+	"holdfast/registry/registrytest"
 )
 
 // transactions returns the number of transactions that bbolt has committed.
@@ -35,10 +36,7 @@ func TestGroupCommit(t *testing.T) {
 		for c := range callers {
 			wg.Go(func() {
 				for range commits / callers {
-					_, err := s.Commit(t.Context(), func(registry.View) (registry.Change, error) {
-						return puts(alloc(fmt.Sprint(c))), nil
-					})
-					if err != nil {
+					if _, err := registrytest.Write(t.Context(), s, puts(alloc(fmt.Sprint(c)))); err != nil {
 						t.Error(err)
 					}
 				}
@@ -123,7 +121,7 @@ func TestCommitOfACallerThatGaveUp(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	result := make(chan error, 1)
 	go func() {
-		_, err := s.Commit(ctx, func(registry.View) (registry.Change, error) { return puts(alloc("never")), nil })
+		_, err := registrytest.Write(ctx, s, puts(alloc("never")))
 		result <- err
 	}()
 	<-s.queue.ready // it waits
