@@ -24,7 +24,7 @@ func (p *process) happen(kind registry.EventKind, n int) {
 
 // listen receives the events after a number, until one has the kind "end" or the stream ends. It returns their numbers,
 // without those of bookmarks.
-func (p *process) listen(after uint64) (told []uint64, over bool, err error) {
+func (p *process) listen(after uint64) (received []uint64, over bool, err error) {
 	ctx, cancel := context.WithCancel(p.t.Context())
 	defer cancel()
 	stream, err := pb.NewEventsClient(p.conn).Watch(ctx, &pb.WatchRequest{After: after})
@@ -34,12 +34,12 @@ func (p *process) listen(after uint64) (told []uint64, over bool, err error) {
 	for {
 		reply, err := stream.Recv()
 		if err != nil {
-			return told, false, err
+			return received, false, err
 		}
 		if e := reply.GetEvent(); e != nil {
-			told = append(told, e.GetSeq())
+			received = append(received, e.GetSeq())
 			if e.GetKind() == "end" {
-				return told, true, nil
+				return received, true, nil
 			}
 		}
 	}
@@ -52,17 +52,17 @@ func TestWatchersGoOnInThePast(t *testing.T) {
 	l := dirs(t)
 	p.activate(l)
 	const apart = 250 // the watchers' cursors
-	told := make([][]uint64, 8)
-	p.happen("early", len(told)*apart)
+	received := make([][]uint64, 8)
+	p.happen("early", len(received)*apart)
 	var swapping sync.RWMutex // locked while no shim is active
 	var watching sync.WaitGroup
-	for w := range told {
+	for w := range received {
 		watching.Go(func() {
 			for over := false; !over; {
 				swapping.RLock()
 				after := uint64(w) * apart
-				if n := len(told[w]); n > 0 {
-					after = told[w][n-1]
+				if n := len(received[w]); n > 0 {
+					after = received[w][n-1]
 				}
 				swapping.RUnlock()
 				more, ended, err := p.listen(after)
@@ -70,7 +70,7 @@ func TestWatchersGoOnInThePast(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				told[w] = append(told[w], more...)
+				received[w] = append(received[w], more...)
 			}
 		})
 	}
@@ -84,14 +84,14 @@ func TestWatchersGoOnInThePast(t *testing.T) {
 	p.happen("end", 1)
 	watching.Wait()
 	must(t, p.current().store.View(t.Context(), func(v registry.View) error {
-		for w, got := range told {
+		for w, got := range received {
 			var want []uint64
 			events, _ := v.Events(registry.Seq(w)*apart, registry.MaxEvents)
 			for _, e := range events {
 				want = append(want, uint64(e.Seq))
 			}
 			if !slices.Equal(got, want) || len(want) < apart {
-				t.Errorf("who began after %d was told %d events of %d: %v", w*apart, len(got), len(want), got)
+				t.Errorf("the watcher that began after %d got %d events of %d: %v", w*apart, len(got), len(want), got)
 			}
 		}
 		return nil

@@ -496,9 +496,9 @@ func TestReleaseDoesNotWaitForWatches(t *testing.T) {
 	p := newProcess(t)
 	p.activate(dirs(t))
 	r := p.current()
-	end, told := make(chan struct{}), make(chan struct{})
+	end, stopped := make(chan struct{}), make(chan struct{})
 	defer close(end)
-	r.watchers.Go(func() { <-r.watchCtx.Done(); close(told); <-end })
+	r.watchers.Go(func() { <-r.watchCtx.Done(); close(stopped); <-end })
 	worked := false
 	r.workers.Go(func() { <-r.Context.Done(); runtime.Gosched(); worked = r.watchCtx.Err() == nil })
 	released := make(chan error, 1)
@@ -507,17 +507,17 @@ func TestReleaseDoesNotWaitForWatches(t *testing.T) {
 	case err := <-released:
 		must(t, err)
 	case <-time.After(time.Minute):
-		t.Fatal("the state is not released while somebody watches")
+		t.Fatal("the release waits for a watcher")
 	}
 	if !worked {
-		t.Error("the state was released before, or the watches were ended before, who changes something had ended")
+		t.Error("the worker was not waited for, or the watchers were ended before it")
 	}
-	<-told
+	<-stopped
 }
 
 // A shim that releases the state answers reads until it has released it. After that, and for all mutating calls, it
 // answers that it is not active.
-func TestReadsAreAnsweredUntilTheStateIsLetGo(t *testing.T) {
+func TestReadsAreAnsweredUntilTheStateIsReleased(t *testing.T) {
 	p := newProcess(t)
 	p.activate(dirs(t))
 	was := p.Status()
@@ -525,7 +525,7 @@ func TestReadsAreAnsweredUntilTheStateIsLetGo(t *testing.T) {
 		_, err := pb.NewVolumesClient(p.conn).List(t.Context(), &pb.ListVolumesRequest{Call: &pb.Call{}})
 		return err
 	}
-	nobody := func(err error) bool {
+	notActive := func(err error) bool {
 		st := status.Convert(err)
 		return st.Code() == codes.Unavailable && len(st.Details()) == 0
 	}
@@ -539,24 +539,24 @@ func TestReadsAreAnsweredUntilTheStateIsLetGo(t *testing.T) {
 		runtime.Gosched()
 	}
 	if err := list(); err != nil {
-		t.Errorf("volumes are not listed while the state is let go: %v", err)
+		t.Errorf("volumes are not listed during the release: %v", err)
 	}
 	if is := p.Status(); is.Generation != was.Generation || is.Index != was.Index || is.Schema != was.Schema {
-		t.Errorf("while the state is let go the shim says %+v, and said %+v", is, was)
+		t.Errorf("during the release the status is %+v, and was %+v", is, was)
 	}
 	_, err = pb.NewAllocsClient(p.conn).Release(t.Context(),
 		&pb.ReleaseAllocRequest{Call: &pb.Call{OperationId: "0123456789abcdef0123456789abcdef"}, Alloc: "a"})
-	if !nobody(err) {
-		t.Errorf("an alloc is released while the state is let go: %v", err)
+	if !notActive(err) {
+		t.Errorf("an alloc is released during the release of the state: %v", err)
 	}
 	close(end)
 	must(t, <-released)
-	if err := list(); !nobody(err) {
-		t.Errorf("volumes are listed by a shim that has let the state go: %v", err)
+	if err := list(); !notActive(err) {
+		t.Errorf("volumes are listed after the release: %v", err)
 	}
 	if is := p.Status(); is.Generation != 0 || is.Index != 0 ||
 		is.Lifecycle != pb.LifecycleState_LIFECYCLE_STATE_RELEASED {
-		t.Errorf("a shim that has let the state go says %+v", is)
+		t.Errorf("the status after the release is %+v", is)
 	}
 }
 

@@ -40,7 +40,7 @@ func TestDeadAndHungMountsAreReported(t *testing.T) {
 			boot, err := proc.BootID()
 			must(t, err)
 			records, at := inUse(l, boot)
-			recorded(t, l, records...)
+			writeState(t, l.Database(), records...)
 			dies := fuse(t, at.Host)
 			if c.dies {
 				dies()
@@ -50,7 +50,7 @@ func TestDeadAndHungMountsAreReported(t *testing.T) {
 			must(t, p.starting("other"))
 			lost := p.waitFor(registry.EventMountLost)
 			if lost.Alloc != "a1" || lost.Volume.ID != "data" || !strings.Contains(lost.Detail, c.says) {
-				t.Errorf("told %s", lost)
+				t.Errorf("the event is %s", lost)
 			}
 			if mounted(t, l)[at.Host] != 1 {
 				t.Error("it was unmounted")

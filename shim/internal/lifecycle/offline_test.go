@@ -40,14 +40,14 @@ func needsRoot(t *testing.T) {
 	}
 }
 
-func visitOf(l hooks.Layout) Offline {
+func offlineOf(l hooks.Layout) Offline {
 	return Offline{State: l.State, Run: l.Run, Logger: hclog.NewNullLogger()}
 }
 
-// recorded creates a state with these records, in the form that a shim leaves.
-func recorded(t *testing.T, l hooks.Layout, records ...registry.Record) {
+// writeState creates a state file with these records, in the form that a shim leaves.
+func writeState(t *testing.T, path string, records ...registry.Record) {
 	t.Helper()
-	s, err := store.Open(t.Context(), store.Options{Path: l.Database(), Boot: "the boot of that time"})
+	s, err := store.Open(t.Context(), store.Options{Path: path, Boot: "the boot of that time"})
 	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -131,7 +131,7 @@ var uses = map[string]func(t *testing.T, at string){
 // the others.
 func TestUsedUnknownMountsStay(t *testing.T) {
 	l := shared(t)
-	recorded(t, l)
+	writeState(t, l.Database())
 	var used []string
 	for i := range 11 { // another mount namespace holds what is mounted by now
 		used = append(used, staged(l, fmt.Sprint("namespace-", i)))
@@ -154,7 +154,7 @@ func TestUsedUnknownMountsStay(t *testing.T) {
 	}
 	all := mounted(t, l)
 
-	found, err := visitOf(l).Examine(t.Context())
+	found, err := offlineOf(l).Examine(t.Context())
 	must(t, err)
 	var isUsed []string
 	for _, f := range found.Findings {
@@ -171,7 +171,7 @@ func TestUsedUnknownMountsStay(t *testing.T) {
 		t.Fatal("an examination has changed the mount table")
 	}
 
-	repaired, err := visitOf(l).Repair(t.Context(), found.Digest)
+	repaired, err := offlineOf(l).Repair(t.Context(), found.Digest)
 	must(t, err)
 	for _, f := range repaired.Findings {
 		if f.Action == registry.ActUnmount && f.Result != registry.RepairDone {
@@ -211,12 +211,12 @@ func inUse(l hooks.Layout, boot string) (records []registry.Record, at registry.
 
 func TestDoctorSaysThatTheStateIsRefused(t *testing.T) {
 	l := shared(t)
-	recorded(t, l)
-	if found, err := visitOf(l).Examine(t.Context()); err != nil || len(found.Findings) > 0 {
+	writeState(t, l.Database())
+	if found, err := offlineOf(l).Examine(t.Context()); err != nil || len(found.Findings) > 0 {
 		t.Errorf("found %v, %v", found.Findings, err)
 	}
 	must(t, os.Chmod(l.Database(), 0o644))
-	found, err := visitOf(l).Examine(t.Context())
+	found, err := offlineOf(l).Examine(t.Context())
 	must(t, err)
 	if len(found.Findings) != 1 || found.Findings[0].Kind != registry.FoundDamage ||
 		!strings.Contains(found.Findings[0].Detail, "chmod 600 "+l.Database()) {
@@ -226,11 +226,11 @@ func TestDoctorSaysThatTheStateIsRefused(t *testing.T) {
 
 func TestDoctorFindsAMountOnASocketDirectory(t *testing.T) {
 	l := shared(t)
-	recorded(t, l)
+	writeState(t, l.Database())
 	at := l.SocketDir(registry.TaskKey{Alloc: "a1", Task: "p"})
 	tmpfs(t, at)
 	t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })
-	found, err := visitOf(l).Examine(t.Context())
+	found, err := offlineOf(l).Examine(t.Context())
 	must(t, err)
 	if len(found.Findings) != 1 || found.Findings[0].Path != at || found.Findings[0].Action != registry.ActNothing {
 		t.Errorf("found %v", found.Findings)
@@ -241,10 +241,10 @@ func TestDoctorFindsAMountOnASocketDirectory(t *testing.T) {
 func TestARebootIsNoticedOffline(t *testing.T) {
 	l := shared(t)
 	records, _ := inUse(l, "the boot of that time")
-	recorded(t, l, records...)
+	writeState(t, l.Database(), records...)
 	before, err := os.ReadFile(l.Database())
 	must(t, err)
-	found, err := visitOf(l).Examine(t.Context())
+	found, err := offlineOf(l).Examine(t.Context())
 	must(t, err)
 	unseen := found.Unexamined()
 	if rest := found.Findings[len(unseen):]; len(rest) != 2 || rest[0].Kind != registry.FoundRebooted ||
@@ -254,23 +254,23 @@ func TestARebootIsNoticedOffline(t *testing.T) {
 	if after, err := os.ReadFile(l.Database()); err != nil || !bytes.Equal(after, before) {
 		t.Errorf("an examination has written to the state (%v)", err)
 	}
-	repaired, err := visitOf(l).Repair(t.Context(), found.Digest)
+	repaired, err := offlineOf(l).Repair(t.Context(), found.Digest)
 	must(t, err)
 	if !repaired.Clean() {
 		t.Errorf("%+v", repaired.Findings)
 	}
-	if again, err := visitOf(l).Examine(t.Context()); err != nil || len(again.Findings) > len(unseen) ||
+	if again, err := offlineOf(l).Examine(t.Context()); err != nil || len(again.Findings) > len(unseen) ||
 		len(unseen) != 1 {
 		t.Errorf("found again: %v, %v", again.Findings, err)
 	}
-	if _, err := visitOf(l).Repair(t.Context(), found.Digest); !errors.Is(err, registry.ErrConflict) {
+	if _, err := offlineOf(l).Repair(t.Context(), found.Digest); !errors.Is(err, registry.ErrConflict) {
 		t.Errorf("the old plan: %v", err)
 	}
 }
 
 // An offline command fails with the reason and changes nothing if the state is damaged, is gone or never existed, or if
 // a shim runs.
-func TestAVisitThatCannotBe(t *testing.T) {
+func TestRefusedOfflineCommands(t *testing.T) {
 	l := shared(t)
 	stray := staged(l, "stray")
 	tmpfs(t, stray)
@@ -278,8 +278,8 @@ func TestAVisitThatCannotBe(t *testing.T) {
 	must(t, os.WriteFile(l.Database(), rubbish, 0o600))
 	names := listing(t, l.State)
 	for what, look := range map[string]func() error{
-		"examine": func() error { _, err := visitOf(l).Examine(t.Context()); return err },
-		"repair":  func() error { _, err := visitOf(l).Repair(t.Context(), ""); return err },
+		"examine": func() error { _, err := offlineOf(l).Examine(t.Context()); return err },
+		"repair":  func() error { _, err := offlineOf(l).Repair(t.Context(), ""); return err },
 	} {
 		if err := look(); !errors.Is(err, registry.ErrDamaged) ||
 			!strings.Contains(err.Error(), l.Database()+" is damaged") {
@@ -293,11 +293,11 @@ func TestAVisitThatCannotBe(t *testing.T) {
 	}
 
 	must(t, os.Remove(l.Database()))
-	if d, err := visitOf(l).Examine(t.Context()); err != nil || len(d.Findings) != 1 ||
+	if d, err := offlineOf(l).Examine(t.Context()); err != nil || len(d.Findings) != 1 ||
 		d.Findings[0].Kind != registry.FoundOrphan {
 		t.Errorf("a state that is gone: %v, %v", d.Findings, err)
 	}
-	if _, err := visitOf(l).Repair(t.Context(), ""); !errors.Is(err, registry.ErrNotFound) ||
+	if _, err := offlineOf(l).Repair(t.Context(), ""); !errors.Is(err, registry.ErrNotFound) ||
 		len(listing(t, l.State)) != len(names)-1 {
 		t.Errorf("repair of a state that is gone: %v", err)
 	}
@@ -312,13 +312,13 @@ func TestAVisitThatCannotBe(t *testing.T) {
 
 	p := newProcess(t)
 	p.activate(l)
-	d, err := visitOf(l).Examine(t.Context())
+	d, err := offlineOf(l).Examine(t.Context())
 	if err != nil || !slices.ContainsFunc(d.Findings, func(f registry.Finding) bool {
 		return strings.Contains(f.Detail, "a shim runs")
 	}) {
 		t.Errorf("while a shim runs: %v, %v", d.Findings, err)
 	}
-	if _, err := visitOf(l).Repair(t.Context(), d.Digest); !errors.Is(err, registry.ErrConflict) ||
+	if _, err := offlineOf(l).Repair(t.Context(), d.Digest); !errors.Is(err, registry.ErrConflict) ||
 		!strings.Contains(err.Error(), "a shim runs with this state") {
 		t.Errorf("repair while a shim runs: %v", err)
 	}
@@ -340,7 +340,7 @@ func listing(t *testing.T, dir string) (names []string) {
 // A running shim examines and repairs. At its start it has only reported its findings and unmounted nothing.
 func TestARunningShimIsADoctor(t *testing.T) {
 	l := shared(t)
-	recorded(t, l)
+	writeState(t, l.Database())
 	tmpfs(t, staged(l, "free"))
 	tmpfs(t, staged(l, "used"))
 	uses["working directory"](t, staged(l, "used"))
@@ -349,18 +349,18 @@ func TestARunningShimIsADoctor(t *testing.T) {
 	if len(mounted(t, l)) != 2 {
 		t.Fatalf("the start has changed what is mounted: %v", mounted(t, l))
 	}
-	told := 0
+	reported := 0
 	must(t, p.active.store.View(t.Context(), func(v registry.View) error {
 		events, _ := v.Events(0, 100)
 		for _, e := range events {
 			if e.Kind == registry.EventReconciled && strings.Contains(e.Detail, "not in any record") {
-				told++
+				reported++
 			}
 		}
 		return nil
 	}))
-	if told != 2 {
-		t.Errorf("%d are told", told)
+	if reported != 2 {
+		t.Errorf("%d mounts are reported", reported)
 	}
 	client := pb.NewControlClient(p.conn)
 	found, err := client.Doctor(t.Context(), &pb.DoctorRequest{Call: &pb.Call{}})

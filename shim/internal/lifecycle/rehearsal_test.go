@@ -1,34 +1,15 @@
 package lifecycle
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"holdfast/hooks"
 	"holdfast/registry"
-	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/store"
 )
-
-// copyWith creates a copy of a state with these records.
-func copyWith(t *testing.T, l hooks.Layout, records ...registry.Record) string {
-	t.Helper()
-	path := filepath.Join(l.State, "copy.db")
-	s, err := store.Open(t.Context(), store.Options{Path: path})
-	must(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- s.Run(ctx) }()
-	registrytest.Put(t, s, records...)
-	cancel()
-	<-ended
-	must(t, s.Close())
-	return path
-}
 
 // A rehearsal names a task or alloc that only a newer shim could start again, and says what to do. Unknown fields of a
 // known version do not matter. It also reports which schemas can read the state.
@@ -53,7 +34,8 @@ func TestRehearsalRefusesWhatItCouldNotStart(t *testing.T) {
 			p := newProcess(t)
 			_, err := p.Hello(t.Context(), hello(l))
 			must(t, err)
-			path := copyWith(t, l, c.record)
+			path := filepath.Join(l.State, "copy.db")
+			writeState(t, path, c.record)
 			got, err := p.Rehearse(t.Context(), path)
 			if err == nil && (got.Schema != store.Newest || got.Readable != store.Oldest) {
 				t.Errorf("schema %d, readable by %d", got.Schema, got.Readable)

@@ -32,10 +32,7 @@ func TestControllerIsExpectedWhileItsTaskIsKnown(t *testing.T) {
 			Sealed: []byte("{}")}, false},
 	} {
 		log := registrytest.NewLog(time.Now)
-		_, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) {
-			return registry.Change{Put: []registry.Record{c.record}}, nil
-		})
-		must(t, err)
+		registrytest.Put(t, log, c.record)
 		must(t, log.View(t.Context(), func(v registry.View) error {
 			if got := expected(v, registry.RoleController, "disk"); got != c.want {
 				t.Errorf("%s: %v", what, got)
