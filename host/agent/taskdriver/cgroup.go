@@ -32,12 +32,8 @@ type cgroup struct {
 func newCgroup(id string, r Resources, confined bool) *cgroup {
 	g := &cgroup{limited: map[string]string{}}
 	table, err := mount.Table(0)
-	if err != nil {
-		g.warn("no cgroup: %v", err)
-		return g
-	}
-	own, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
+	own, ownErr := os.ReadFile("/proc/self/cgroup")
+	if err := errors.Join(err, ownErr); err != nil {
 		g.warn("no cgroup: %v", err)
 		return g
 	}
@@ -56,7 +52,7 @@ func newCgroup(id string, r Resources, confined bool) *cgroup {
 			continue
 		}
 		if controller == "" {
-			parent, _ = delegatedParent(parent)
+			parent = delegatedParent(parent)
 		}
 		made := filepath.Join(parent, "holdfast-"+id)
 		if err := os.Mkdir(made, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {

@@ -77,23 +77,15 @@ func (d Container) Exec(ctx context.Context, h Handle, o ExecOptions) (code int,
 }
 
 // execExit returns the exit code of a program after the end of its output.
-func (d Container) execExit(ctx context.Context, id string) (int, error) {
+func (d Container) execExit(ctx context.Context, id string) (code int, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, queryTimeout, errors.New("its output has ended, but it runs"))
 	defer cancel()
-	for {
+	err = poll(ctx, pollInterval, func() (ended bool, err error) {
 		s, err := d.engine.ExecInspect(ctx, id, client.ExecInspectOptions{})
-		if err != nil {
-			return 0, err
-		}
-		if !s.Running {
-			return s.ExitCode, nil
-		}
-		select {
-		case <-time.After(10 * time.Millisecond):
-		case <-ctx.Done():
-			return 0, context.Cause(ctx)
-		}
-	}
+		code = s.ExitCode
+		return !s.Running, err
+	})
+	return code, err
 }
 
 // forwardExec passes events to the program until done is closed.
@@ -119,13 +111,7 @@ const startLimit = 5 * time.Second
 func (d Container) killExec(ctx context.Context, id string) {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
-	for !d.signalExec(ctx, id, unix.SIGKILL) {
-		select {
-		case <-time.After(10 * time.Millisecond):
-		case <-ctx.Done():
-			return
-		}
-	}
+	_ = poll(ctx, pollInterval, func() (bool, error) { return d.signalExec(ctx, id, unix.SIGKILL), nil })
 }
 
 // signalExec sends a signal to a program, because engines cannot do that. SIGKILL also goes to the processes below the

@@ -97,27 +97,17 @@ const followInterval = 100 * time.Millisecond
 
 // copyLogs copies a stream from its oldest kept byte, across rotations.
 func copyLogs(ctx context.Context, h Handle, s Stream, follow bool, to io.Writer) error {
-	dir := filepath.Join(h.Dir, "logs")
-	tick := time.NewTicker(followInterval)
-	defer tick.Stop()
 	at := &logPosition{number: -1}
-	for {
+	return poll(ctx, followInterval, func() (bool, error) {
 		_, ended, err := readExit(h)
 		if err != nil {
-			return err
+			return false, err
 		}
-		if err := at.copy(dir, s, to); err != nil {
-			return fmt.Errorf("read logs of task %s: %w", h.ID, err)
+		if err := at.copy(filepath.Join(h.Dir, "logs"), s, to); err != nil {
+			return false, fmt.Errorf("read logs of task %s: %w", h.ID, err)
 		}
-		if ended || !follow {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-tick.C:
-		}
-	}
+		return ended || !follow, nil
+	})
 }
 
 // logPosition is the position of a reader.

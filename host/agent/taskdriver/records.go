@@ -166,33 +166,50 @@ func flock(path string, how int) (*os.File, error) {
 // the handle. It waits for a start in progress. If found is false, nothing runs in dir, and nothing will start there.
 // If a power cut has left only the exit of the task, the handle has only the fields that Wait needs to return it.
 func Find(ctx context.Context, dir string) (h Handle, found bool, err error) {
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for {
+	err = poll(ctx, pollInterval, func() (known bool, err error) {
 		held, err := lock(dir)
 		if errors.Is(err, fs.ErrNotExist) {
-			return Handle{}, false, nil
+			return true, nil
 		}
 		if err != nil && !errors.Is(err, registry.ErrConflict) {
-			return Handle{}, false, err
+			return false, err
 		}
 		held.Close() // nil is fine
-		var h Handle
-		found, err := readRecord(dir, handleFile, &h)
-		if err == nil && !found && held != nil {
-			var e exitRecord
-			if found, err = readRecord(dir, exitFile, &e); found && e.Driver != "" {
-				return Handle{ID: e.ID, Driver: e.Driver, Dir: dir}, true, nil
-			}
-			return Handle{}, false, err
+		h = Handle{}
+		found, err = readRecord(dir, handleFile, &h)
+		if err != nil || held == nil {
+			return found && h.TaskPID != 0, err
 		}
-		if err != nil || held != nil || found && h.TaskPID != 0 {
-			return h, found, err
+		if !found {
+			var e exitRecord
+			_, err = readRecord(dir, exitFile, &e)
+			if found = e.Driver != ""; found {
+				h = Handle{ID: e.ID, Driver: e.Driver, Dir: dir}
+			}
+		}
+		return true, err
+	})
+	if err != nil {
+		return Handle{}, false, fmt.Errorf("find the task that was started in %s: %w", dir, err)
+	}
+	return h, found, nil
+}
+
+// pollInterval is the usual interval of poll.
+const pollInterval = 10 * time.Millisecond
+
+// poll calls done until it returns true or an error, or ctx ends.
+func poll(ctx context.Context, interval time.Duration, done func() (bool, error)) error {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		if finished, err := done(); finished || err != nil {
+			return err
 		}
 		select {
-		case <-ctx.Done():
-			return Handle{}, false, fmt.Errorf("wait for the task that starts in %s: %w", dir, context.Cause(ctx))
 		case <-tick.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
 	}
 }

@@ -133,17 +133,17 @@ func enableController(dir, controller string) error {
 	return err
 }
 
-// delegatedParent returns the parent of a cgroup if systemd has also delegated that, as with DelegateSubgroup=. The
-// parent has no processes of its own, so the cgroups in it can have limits.
-func delegatedParent(dir string) (string, bool) {
+// delegatedParent returns the parent of a cgroup if systemd has also delegated that, as with DelegateSubgroup=, and
+// else the cgroup. Such a parent has no processes of its own, so the cgroups in it can have limits.
+func delegatedParent(dir string) string {
 	parent := filepath.Dir(dir)
 	for _, name := range []string{"trusted.delegate", "user.delegate"} {
 		var value [1]byte
 		if n, err := unix.Getxattr(parent, name, value[:]); err == nil && n == 1 && value[0] == '1' {
-			return parent, true
+			return parent
 		}
 	}
-	return dir, false
+	return dir
 }
 
 // memoryKills returns how many processes of the cgroup the kernel has killed because of its memory limit.

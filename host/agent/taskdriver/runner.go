@@ -344,14 +344,9 @@ func (h Handle) endExecs(ctx context.Context) error {
 		return err
 	}
 	defer f.Close()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
+	locked := func() (bool, error) { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil, nil }
+	if err := poll(ctx, pollInterval, locked); err != nil {
+		return err
 	}
 	return h.killRemaining(ctx, 0)
 }
