@@ -208,8 +208,7 @@ func (r *activeState) build(
 		admitted = r.Cluster.Admitted
 	}
 	stager := node.NewStager(calls, r.fleet, m, node.Options{
-		Layout: layout, Node: hello.Node, Check: true, Inspect: m.Inspect, Parts: m, Unmounter: m,
-		SetOwnership: m.SetOwnership, Admitted: admitted, Suspended: suspended, Logger: p.log.Named("node"),
+		Layout: layout, Node: hello.Node, Admitted: admitted, Suspended: suspended, Logger: p.log.Named("node"),
 	})
 	r.Meter, r.onNode = stager, stager.WatchHealth
 	r.health = controller.NewHealth(calls, r.fleet, suspended, p.log.Named("health"))

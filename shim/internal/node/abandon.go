@@ -7,18 +7,9 @@ import (
 	"slices"
 	"strings"
 
-	"holdfast/internal/mount"
 	"holdfast/registry"
 	"holdfast/shim/internal/intent"
 )
-
-// Unmounter unmounts mounts that a plugin did not remove, for releases by force.
-type Unmounter interface {
-	// Users returns the users of the mount at each point and below.
-	Users(points []string) (map[string][]mount.User, error)
-	// Unmount unmounts the uppermost mount at a path, neither lazily nor by force. ErrConflict names the users.
-	Unmount(ctx context.Context, path string) error
-}
 
 // maxStacked bounds the mounts on top of each other that Abandon unmounts at one path.
 const maxStacked = 16
@@ -66,7 +57,7 @@ func (s *Stager) AbandonSteps(
 			step.Action, step.Detail = registry.ReleaseSkip, reasons[0].Detail
 			steps = append(steps, step)
 		}
-		mounted, err := s.mounted(a.path, false)
+		mounted, err := s.machine.Mounted(a.path)
 		if err != nil {
 			return nil, err
 		}
@@ -97,10 +88,7 @@ func (st state) name() registry.VolumeName {
 
 // usersOf describes the users of the mount at a path. It ignores mounts at paths in going.
 func (s *Stager) usersOf(path string, going map[string]bool) (texts []string, err error) {
-	if s.Unmounter == nil {
-		return nil, registry.Errorf(registry.ErrUnsupported, "%s cannot be unmounted here", path)
-	}
-	users, err := s.Unmounter.Users([]string{path})
+	users, err := s.machine.Users([]string{path})
 	for _, u := range users[path] {
 		if u.Mount == "" || !going[u.Mount] {
 			texts = append(texts, u.Text)
@@ -177,7 +165,7 @@ func (s *Stager) markUncertain(ctx context.Context, key registry.ClaimKey, last 
 // unmountUnused unmounts the mounts at a path, unless something uses them.
 func (s *Stager) unmountUnused(ctx context.Context, path string) error {
 	for range maxStacked {
-		mounted, err := s.mounted(path, false)
+		mounted, err := s.machine.Mounted(path)
 		if err != nil || !mounted {
 			return err
 		}
@@ -188,7 +176,7 @@ func (s *Stager) unmountUnused(ctx context.Context, path string) error {
 		if len(users) > 0 {
 			return conflict("%s is in use by %s: stop that first", path, strings.Join(users, ", "))
 		}
-		if err := s.Unmounter.Unmount(ctx, path); err != nil {
+		if err := s.machine.Unmount(ctx, path); err != nil {
 			return err
 		}
 	}

@@ -44,7 +44,6 @@ type env struct {
 	spec    string // CSI version on which the plugin is built; empty: any
 	machine *machine
 	dir     string // of suspensions
-	check   bool   // Options.Check
 	forgets bool   // a killed plugin has lost its state when it starts again
 	secrets intent.Secrets
 	plugin  atomic.Pointer[fake] // the newest process
@@ -85,7 +84,7 @@ func newEnv(t *testing.T, caps string) *env {
 	storage := csifake.NewBackend("")
 	n := &env{
 		t: t, log: registrytest.NewLog(time.Now), storage: storage, journal: &journal.Memory{},
-		caps: append(strings.Fields(caps), "LIST_VOLUMES"), machine: newMachine(t, storage), check: true,
+		caps: append(strings.Fields(caps), "LIST_VOLUMES"), machine: newMachine(t, storage),
 		task: registry.TaskKey{Alloc: "plugin", Task: "p"}, secrets: noSecrets{}, requests: map[string]proto.Message{},
 		dir: t.TempDir(),
 	}
@@ -191,9 +190,7 @@ func (n *env) startPlugin() {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	if n.check {
-		n.machine.forgotten(before)
-	}
+	n.machine.forgotten(before)
 	f := &fake{Plugin: p, ended: make(chan struct{}), listener: listener}
 	go func() {
 		_ = p.Run(context.Background())
@@ -292,10 +289,8 @@ func (n *env) startShim() {
 		Sender:  intent.Sender{State: n.log, Now: time.Now, Drain: intent.DrainTime},
 		Plugins: s.table, Secrets: n.secrets, Locks: &intent.Locks{},
 	}
-	s.stager = NewStager(calls, s.fleet, n.machine,
-		Options{Layout: layout, Node: nodeName, Check: n.check, Parts: n.machine,
-			SetOwnership: n.machine.setOwnership,
-			Unmounter:    n.machine, Suspended: csi.NewSuspensions(n.dir)})
+	s.stager = NewStager(calls, s.fleet, n.machine, Options{Layout: layout, Node: nodeName,
+		Suspended: csi.NewSuspensions(n.dir), Logger: hclog.NewNullLogger()})
 	s.volumes = controller.New(calls, s.fleet, s.stager, hclog.NewNullLogger())
 	s.allocs = NewAllocs(calls, s.volumes, s.stager, Host{Node: nodeName, Operations: hooks.Operations},
 		hclog.NewNullLogger())

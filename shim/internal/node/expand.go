@@ -155,7 +155,7 @@ func (s *Stager) place(st state, repeats bool) (where site, mounted bool, err er
 // only the path of that call counts.
 func (s *Stager) site(st state, repeats bool) (site, bool) {
 	up := func(m registry.Mark, boot string) bool {
-		return (m == registry.MarkDone || repeats && m != registry.MarkNone) && boot == s.kernel.Boot()
+		return (m == registry.MarkDone || repeats && m != registry.MarkNone) && boot == s.machine.Boot()
 	}
 	p := st.staging
 	if p.Stages && !up(p.State, p.Boot) {
@@ -226,7 +226,7 @@ func (s *Stager) grow(ctx context.Context, by intent.Caller, st state, where sit
 		if where.staged.Host != "" {
 			request.StagingPath = pathAt(inst, where.staged)
 		}
-		capacity, err = s.driver.NodeExpand(ctx, inst.InstanceKey, request)
+		capacity, err = s.fleet.NodeExpand(ctx, inst.InstanceKey, request)
 		return err
 	})
 	if refused && ctx.Err() == nil {

@@ -100,7 +100,7 @@ func (a *Allocs) forceSteps(ctx context.Context, id registry.AllocID) (steps []r
 		if err != nil {
 			return nil, err
 		}
-		node, err := a.mounter.AbandonSteps(ctx, req.key, last, going)
+		node, err := a.stager.AbandonSteps(ctx, req.key, last, going)
 		if err != nil {
 			return nil, err
 		}
@@ -167,7 +167,7 @@ func (req *request) forceRequest(ctx context.Context, by registry.Forced) error 
 		return err
 	}
 	req.step = registry.StepUnpublish
-	if err := req.mounter.Abandon(ctx, req.key, last, by, why); err != nil {
+	if err := req.stager.Abandon(ctx, req.key, last, by, why); err != nil {
 		return err
 	}
 	if last {

@@ -34,12 +34,25 @@ func (s *Stager) WatchHealth(ctx context.Context) error {
 	}
 }
 
-// healthCheck asks one plugin about one volume, or about its storage.
+// healthCheck is a question to a node plugin about one volume, or about its storage.
 type healthCheck struct {
-	of    registry.VolumeKey                      // the storage of the plugin if External is empty
-	rpc   func(registry.Fingerprint) registry.RPC // empty: the plugin does not report this health
-	ask   func(context.Context, registry.Instance, registry.RPC) error
-	clear func(context.Context) error // removes the condition that an earlier version of the plugin reported
+	of   registry.VolumeKey // the storage of the plugin if External is empty
+	name registry.VolumeName
+}
+
+// rpc returns the call by which a plugin answers the check, or "" if it does not report this health.
+func (c healthCheck) rpc(f registry.Fingerprint) registry.RPC {
+	switch storage := c.of.External == ""; {
+	case storage && f.Has(registry.StorageHealth):
+		return registry.StorageHealthRPC
+	case storage:
+		return ""
+	case f.Has(registry.NodeHealth):
+		return registry.NodeHealthRPC
+	case f.Has(registry.NodeCondition) && f.Has(registry.VolumeStats):
+		return registry.NodeStatsRPC
+	}
+	return ""
 }
 
 // checkHealth is one round. It fails if the records cannot be read.
@@ -53,13 +66,13 @@ func (s *Stager) checkHealth(ctx context.Context) error {
 		}
 		rpc := c.rpc(inst.Fingerprint)
 		if rpc == "" {
-			_ = c.clear(ctx) // the next round tries again
+			_ = s.recordHealth(ctx, c, registry.Condition{}, false) // the next round tries again
 			continue
 		}
 		if why, _ := s.Suspended.Reason(rpc, inst); why != "" {
 			continue
 		}
-		err := c.ask(ctx, inst, rpc)
+		err := s.askHealth(ctx, c, inst, rpc)
 		if ctx.Err() != nil {
 			break
 		}
@@ -85,14 +98,14 @@ func (s *Stager) healthChecks(ctx context.Context) (checks []healthCheck, err er
 		for _, in := range view.AllInstances() {
 			if in.Role == registry.RoleNode && !plugins[in.Plugin] {
 				plugins[in.Plugin] = true
-				checks = append(checks, s.storageCheck(in.Plugin))
+				checks = append(checks, healthCheck{of: registry.VolumeKey{Plugin: in.Plugin}})
 			}
 		}
 		for _, r := range view.AllRefs() {
 			v, known := view.VolumeByKey(r.Volume)
 			if known && r.Publish == registry.MarkDone && !volumes[r.Volume] {
 				volumes[r.Volume] = true
-				checks = append(checks, s.volumeCheck(v))
+				checks = append(checks, healthCheck{of: r.Volume, name: v.VolumeName()})
 			}
 		}
 		return nil
@@ -100,92 +113,55 @@ func (s *Stager) healthChecks(ctx context.Context) (checks []healthCheck, err er
 	return checks, err
 }
 
-func (s *Stager) storageCheck(id registry.PluginID) healthCheck {
-	return healthCheck{
-		of: registry.VolumeKey{Plugin: id},
-		rpc: func(f registry.Fingerprint) registry.RPC {
-			if f.Has(registry.StorageHealth) {
-				return registry.StorageHealthRPC
-			}
-			return ""
-		},
-		ask: func(ctx context.Context, inst registry.Instance, _ registry.RPC) error {
-			ctx, cancel := context.WithTimeout(ctx, statsLimit)
-			defer cancel()
-			c, err := s.driver.StorageHealth(ctx, inst.InstanceKey)
-			if err != nil {
-				return err
-			}
-			return s.recordStorage(ctx, id, c, true)
-		},
-		clear: func(ctx context.Context) error { return s.recordStorage(ctx, id, registry.Condition{}, false) },
-	}
-}
-
-func (s *Stager) volumeCheck(v registry.Volume) healthCheck {
-	return healthCheck{
-		of: v.VolumeKey(),
-		rpc: func(f registry.Fingerprint) registry.RPC {
-			switch {
-			case f.Has(registry.NodeHealth):
-				return registry.NodeHealthRPC
-			case f.Has(registry.NodeCondition) && f.Has(registry.VolumeStats):
-				return registry.NodeStatsRPC
-			}
-			return ""
-		},
-		ask: func(ctx context.Context, inst registry.Instance, rpc registry.RPC) (err error) {
-			switch {
-			case !s.Locks.AwaitFree(ctx, v.VolumeKey()):
-			case rpc == registry.NodeHealthRPC:
-				err = s.askHealth(ctx, inst, v.VolumeName())
-			default:
-				_, err = s.Stats(ctx, v.VolumeName())
-			}
-			return err
-		},
-		clear: func(ctx context.Context) error {
-			return s.recordCondition(ctx, v.VolumeKey(), registry.Condition{}, false)
-		},
-	}
-}
-
-// askHealth sends NodeGetVolumeHealth and records the answer. Like Stats, it gives way to any other call for the
-// volume.
-func (s *Stager) askHealth(ctx context.Context, inst registry.Instance, name registry.VolumeName) error {
-	ctx, cancel := context.WithTimeout(ctx, statsLimit)
-	defer cancel()
-	asking, leave, err := s.turn(ctx, name)
-	if err != nil {
-		return err
-	}
-	defer leave()
-	st, err := s.measurable(ctx, name)
-	if err != nil {
-		return err
-	}
-	r := csi.HealthRequest{
-		VolumeID: st.volume.External,
-		Private:  func(ctx context.Context) csi.Private { return s.private(ctx, st.volume.VolumeKey()) },
-	}
-	i := slices.IndexFunc(st.refs, func(r registry.Ref) bool {
-		return r.Publish == registry.MarkDone && r.Boot == s.kernel.Boot()
-	})
-	if i < 0 {
-		return nil
-	}
-	r.Path = pathAt(inst, st.refs[i].Target)
-	if inst.Fingerprint.Has(registry.StageUnstage) && st.staging.State != registry.MarkNone {
-		r.StagingPath = pathAt(inst, st.staging.Path)
-	}
-	c, err := s.driver.NodeHealth(asking, inst.InstanceKey, r)
+// askHealth sends the call of a check, and records the answer. It skips a volume that is locked or has an open call.
+func (s *Stager) askHealth(ctx context.Context, c healthCheck, inst registry.Instance, rpc registry.RPC) error {
 	switch {
-	case err != nil && errors.Is(context.Cause(asking), intent.ErrYielded):
-		return nil // the next round asks again
-	case err != nil:
+	case rpc == registry.StorageHealthRPC:
+		ctx, cancel := context.WithTimeout(ctx, askLimit)
+		defer cancel()
+		condition, err := s.fleet.StorageHealth(ctx, inst.InstanceKey)
+		if err != nil {
+			return err
+		}
+		return s.recordHealth(ctx, c, condition, true)
+	case !s.Locks.AwaitFree(ctx, c.of):
+		return nil
+	case rpc == registry.NodeStatsRPC:
+		_, err := s.Stats(ctx, c.name)
 		return err
 	}
-	return s.recordCondition(ctx, st.volume.VolumeKey(), c, true)
+	return s.ask(ctx, c.name, func(asking context.Context, st state) error {
+		i := slices.IndexFunc(st.refs, func(r registry.Ref) bool {
+			return r.Publish == registry.MarkDone && r.Boot == s.machine.Boot()
+		})
+		if i < 0 {
+			return nil
+		}
+		condition, err := s.fleet.NodeHealth(asking, inst.InstanceKey, csi.HealthRequest{
+			VolumeID: c.of.External, Path: pathAt(inst, st.refs[i].Target), StagingPath: stagingPathAt(inst, st),
+			Private: s.private(c.of),
+		})
+		if err != nil {
+			return err
+		}
+		return s.recordHealth(ctx, c, condition, true)
+	})
+}
+
+// recordHealth records the condition that the node plugin reports in answer to a check. It adds an event if announce is
+// set.
+func (s *Stager) recordHealth(ctx context.Context, c healthCheck, now registry.Condition, announce bool) error {
+	if c.of.External != "" {
+		return s.recordCondition(ctx, c.of, now, announce)
+	}
+	_, err := registry.Ensure(ctx, s.State, func(view registry.View) (registry.Change, error) {
+		change := registry.StorageChange(view.Instances(registry.RoleNode, c.of.Plugin), now, s.Now())
+		if !announce {
+			change.Events = nil
+		}
+		return change, nil
+	})
+	return err
 }
 
 // recordCondition records the condition that the node plugin reports, if the volume is still mounted here. It adds an
@@ -209,21 +185,6 @@ func (s *Stager) recordCondition(
 			events = nil
 		}
 		return registry.Change{Put: []registry.Record{p}, Events: events}, nil
-	})
-	return err
-}
-
-// recordStorage records the condition of the node's storage that the plugin reports. It adds an event if announce is
-// set.
-func (s *Stager) recordStorage(
-	ctx context.Context, id registry.PluginID, c registry.Condition, announce bool,
-) error {
-	_, err := registry.Ensure(ctx, s.State, func(view registry.View) (registry.Change, error) {
-		change := registry.StorageChange(view.Instances(registry.RoleNode, id), c, s.Now())
-		if !announce {
-			change.Events = nil
-		}
-		return change, nil
 	})
 	return err
 }

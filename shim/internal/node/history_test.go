@@ -9,7 +9,6 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -128,7 +127,6 @@ func newHistory(t *testing.T, seed uint64) *history {
 		caps += "MODIFY_VOLUME "
 	}
 	h := &history{env: newEnv(t, caps), random: random}
-	h.check = random.IntN(2) == 0
 	h.machine.late = time.Duration(random.IntN(4)) * 300 * time.Millisecond
 	h.forgets = random.IntN(3) == 0
 	ids := csifake.IDForms[random.IntN(len(csifake.IDForms))]
@@ -306,9 +304,6 @@ func (h *history) fault() {
 		r.Crash = true
 	default:
 		r.Code = journal.CodeName(uint32(1 + h.random.IntN(16)))
-	}
-	if r.Code == "NOT_FOUND" && strings.HasPrefix(r.RPC, "NodeUn") {
-		r.When = csifake.After // without a mount table, a lie of the plugin cannot be detected
 	}
 	h.script(r)
 }

@@ -3,41 +3,43 @@ package node
 import (
 	"context"
 
-	"holdfast/hooks"
+	"holdfast/internal/mount"
 	"holdfast/registry"
-	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
 )
 
-// Driver calls node plugins. Calls for one volume are never concurrent. An error of a call that may have been sent is a
-// *registry.CallError. The outcome of any other error counts as unknown.
-type Driver interface {
-	Stage(context.Context, registry.InstanceKey, csi.StageRequest) error
-	Unstage(context.Context, registry.InstanceKey, csi.UnstageRequest) error
-	Publish(context.Context, registry.InstanceKey, csi.PublishRequest) error
-	Unpublish(context.Context, registry.InstanceKey, csi.UnpublishRequest) error
-	// NodeExpand returns the capacity in the plugin's response; 0: none.
-	NodeExpand(context.Context, registry.InstanceKey, csi.NodeExpandRequest) (int64, error)
-	// Stats changes nothing, so it has no uncertain outcome.
-	Stats(context.Context, registry.InstanceKey, csi.StatsRequest) (registry.VolumeReport, error)
-	// NodeHealth and StorageHealth change nothing either.
-	NodeHealth(context.Context, registry.InstanceKey, csi.HealthRequest) (registry.Condition, error)
-	StorageHealth(context.Context, registry.InstanceKey) (registry.Condition, error)
-}
-
-// Kernel reads the mount table, and makes and removes directories. No method follows a path into a mount: a dead mount
-// would block the caller.
-type Kernel interface {
+// Machine reads and changes the mounts and directories of this node. No method follows a path into a mount, because a
+// dead mount would block the caller. Inspect, Unmount, SetOwnership and the methods for parts return within a limited
+// time, even if a volume hangs. Their ErrUncertain means that the operation may still take effect; until it has ended,
+// no other operation runs at its path.
+type Machine interface {
+	// Boot returns the ID of this boot.
+	Boot() string
 	// Mounted reports whether the host's path is a mount point.
 	Mounted(path string) (bool, error)
 	// Served reports whether a process serves what is mounted at the host's path.
 	Served(path string) bool
+	// Inspect returns what is at each path.
+	Inspect(ctx context.Context, paths ...string) (map[string]mount.Info, error)
+	// Users returns the users of the mount at each point and below.
+	Users(points []string) (map[string][]mount.User, error)
+	// Unmount unmounts the uppermost mount at a path, neither lazily nor by force. ErrConflict names the users.
+	Unmount(ctx context.Context, path string) error
 	// MakeDir makes the directory and its parents, with mode 0700. It may exist.
 	MakeDir(path string) error
 	// RemoveDir removes an empty directory that is no mount point (rmdir(2)). It may be gone.
 	RemoveDir(path string) error
-	// Boot returns the ID of this boot.
-	Boot() string
+	// SetOwnership sets owner, group and mode of the volume mounted at target.
+	SetOwnership(ctx context.Context, target string, o registry.Ownership) (registry.OwnershipResult, error)
+	// HasPart reports whether a part of what is mounted at target is mounted at a path, and whether anything is mounted
+	// there.
+	HasPart(target, at string) (has, mounted bool, err error)
+	// MountPart mounts a path of the volume at target at another path, where nothing is mounted. If create is set, it
+	// makes missing directories; else a missing path is ErrNotFound. ErrDenied means that the path leads out of the
+	// volume.
+	MountPart(ctx context.Context, target, path, at string, create bool) error
+	// UnmountPart unmounts a part, if there is one. ErrConflict means that it is in use, and names the users.
+	UnmountPart(ctx context.Context, at string) error
 }
 
 // Controller changes what nodes share: claims, and the attachments of volumes to nodes. Only Claim, AwaitAttach and
@@ -87,41 +89,5 @@ type Controller interface {
 	// LeaveAlteration closes an open expansion or modification at the controller, and reports whether there was one.
 	LeaveAlteration(ctx context.Context, v registry.VolumeKey) (left bool, err error)
 	// Settle brings an open call of the controller to a certain outcome, success or failure. Then it returns nil.
-	Settle(ctx context.Context, by intent.Caller, open registry.Intent) error
-}
-
-// Mounter stages and publishes volumes. Calls for one volume are never concurrent.
-type Mounter interface {
-	Stage(ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage) error
-	// Grow sends a pending expansion to the node plugin, if that is possible now, and returns the node's progress.
-	// again also sends one that the plugin has refused. A refusal is no error.
-	Grow(ctx context.Context, by intent.Caller, v registry.VolumeKey, again bool) (registry.NodeExpansion, error)
-	// LeaveExpansion closes an open expansion on the node, and reports whether there was one.
-	LeaveExpansion(ctx context.Context, v registry.VolumeKey) (left bool, err error)
-	// Publish stages the volume before, if it is not staged. then is Then of the call, for the published volume. It may
-	// be nil.
-	Publish(ctx context.Context, by intent.Caller, v registry.Volume, k registry.ClaimKey, u registry.Usage,
-		then func(registry.View, hooks.Published) (registry.Change, error)) (hooks.Published, error)
-	// MountParts mounts parts of the published volume, and returns their paths.
-	MountParts(ctx context.Context, k registry.ClaimKey, parts []hooks.Part) (map[string]string, error)
-	// Own sets the ownership of the files of the published volume.
-	Own(ctx context.Context, k registry.ClaimKey, o registry.Ownership) (registry.OwnershipResult, error)
-	// Unused returns ErrConflict while tasks or containers with a mount namespace of their own have the volume mounted
-	// that is published for the claim. Such a mount does not keep the plugin from unmounting its own.
-	Unused(ctx context.Context, k registry.ClaimKey) error
-	// Unpublish unmounts parts first. last: it unstages the volume afterwards, unless that is published for another
-	// claim. then is Then of the last call.
-	Unpublish(ctx context.Context, by intent.Caller, k registry.ClaimKey, last bool, then ...registry.Decision) error
-	// Unstage does nothing while the volume is published.
-	Unstage(ctx context.Context, by intent.Caller, v registry.VolumeKey) error
-	// AbandonSteps returns what Abandon would do, and adds the paths that it would unmount to going: these count as
-	// unmounted. Abandon takes down a claim's mounts without its plugin.
-	AbandonSteps(
-		ctx context.Context, k registry.ClaimKey, last bool, going map[string]bool,
-	) ([]registry.ReleaseStep, error)
-	Abandon(ctx context.Context, k registry.ClaimKey, last bool, by registry.Forced, why string) error
-	// Down returns nil if the volume is not mounted for the claim on this node.
-	Down(v registry.View, k registry.ClaimKey) error
-	// Settle brings an open call of the node to a certain outcome, success or failure. Then it returns nil.
 	Settle(ctx context.Context, by intent.Caller, open registry.Intent) error
 }

@@ -20,8 +20,7 @@ import (
 
 // machine has the mount table and the directories of the node, in memory. Mounted is what the plugin has staged and
 // published, except lost mounts, and stray mounts and parts besides. A change shows late, counted from when the path is
-// first looked at. It implements Kernel, Parts and
-// Unmounter.
+// first looked at. It implements Machine.
 type machine struct {
 	t       *testing.T
 	storage *csifake.Backend
@@ -66,8 +65,7 @@ func (m *machine) reboot() {
 
 func (m *machine) Served(string) bool { return m.fuse }
 
-// setOwnership is Options.SetOwnership.
-func (m *machine) setOwnership(_ context.Context, _ string, o registry.Ownership) (registry.OwnershipResult, error) {
+func (m *machine) SetOwnership(_ context.Context, _ string, o registry.Ownership) (registry.OwnershipResult, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.partFault != nil {
@@ -80,6 +78,16 @@ func (m *machine) setOwnership(_ context.Context, _ string, o registry.Ownership
 	}
 	m.owned = append(m.owned, o.String())
 	return registry.OwnershipSet, nil
+}
+
+// Inspect reports each published path as a block device. Published asks only about those of block devices.
+func (m *machine) Inspect(_ context.Context, paths ...string) (map[string]mount.Info, error) {
+	found := map[string]mount.Info{}
+	for _, path := range paths {
+		mounted, _ := m.Mounted(path)
+		found[path] = mount.Info{Block: mounted}
+	}
+	return found, nil
 }
 
 func (m *machine) Boot() string { return fmt.Sprintf("boot-%d", m.boots) }
@@ -163,7 +171,6 @@ func (m *machine) unmount(path string) {
 	}
 }
 
-// Users and Unmount make machine an Unmounter.
 func (m *machine) Users(points []string) (map[string][]mount.User, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

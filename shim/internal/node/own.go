@@ -47,7 +47,7 @@ func (req *request) setOwnership(ctx context.Context, u registry.Usage) error {
 		return err
 	}
 	req.step = registry.StepOwn
-	result, err := req.mounter.Own(ctx, req.key, want)
+	result, err := req.stager.Own(ctx, req.key, want)
 	if err != nil {
 		return fmt.Errorf("give the files of volume %s %s: %w", req.name, want, err)
 	}
@@ -66,13 +66,9 @@ func (s *Stager) Own(
 		return "", err
 	}
 	r, _ := st.ref(key)
-	switch {
-	case r.Usage.Attachment == registry.BlockDevice:
+	if r.Usage.Attachment == registry.BlockDevice {
 		return "", registry.Invalid("volume %s is a block device, whose files have no owner; remove owner, group and "+
 			"mode", st.volume.VolumeName())
-	case s.SetOwnership == nil:
-		return "", registry.Errorf(registry.ErrUnsupported,
-			"the owner of files cannot be set here; remove owner, group and mode")
 	}
-	return s.SetOwnership(ctx, r.Target.Host, o)
+	return s.machine.SetOwnership(ctx, r.Target.Host, o)
 }

@@ -10,20 +10,6 @@ import (
 	"holdfast/registry"
 )
 
-// Parts mounts parts of volumes. Each method returns within a limited time, even if the volume hangs. ErrUncertain
-// means that the operation may still take effect; until it has ended, no other operation runs at its path.
-type Parts interface {
-	// HasPart reports whether a part of what is mounted at target is mounted at a path, and whether anything is mounted
-	// there.
-	HasPart(target, at string) (has, mounted bool, err error)
-	// MountPart mounts a path of the volume at target at another path, where nothing is mounted. If create is set, it
-	// makes missing directories; else a missing path is ErrNotFound. ErrDenied means that the path leads out of the
-	// volume.
-	MountPart(ctx context.Context, target, path, at string, create bool) error
-	// UnmountPart unmounts a part, if there is one. ErrConflict means that it is in use, and names the users.
-	UnmountPart(ctx context.Context, at string) error
-}
-
 // MountParts mounts parts of the volume that is published for the claim, each at its own path, and returns the paths.
 // It leaves mounted parts as they are. A part is recorded before it is mounted, and unmounted before the unpublish.
 func (s *Stager) MountParts(
@@ -61,12 +47,10 @@ func (s *Stager) MountParts(
 // divisible returns nil if the shim can mount parts of the published volume.
 func (s *Stager) divisible(st state, r registry.Ref) error {
 	switch {
-	case s.Parts == nil:
-		return registry.Errorf(registry.ErrUnsupported, "parts of volumes cannot be mounted here; remove sub_path")
 	case r.Usage.Attachment == registry.BlockDevice:
 		return registry.Invalid("volume %s is a block device, which has no parts; remove sub_path",
 			st.volume.VolumeName())
-	case r.Publish != registry.MarkDone || r.Boot != s.kernel.Boot():
+	case r.Publish != registry.MarkDone || r.Boot != s.machine.Boot():
 		return conflict("volume %s is not published; it has to be published first", st.volume.VolumeName())
 	}
 	return nil
@@ -79,7 +63,7 @@ func (s *Stager) partMounted(r registry.Ref, p hooks.Part) (bool, error) {
 	if !known {
 		return false, s.checkNoMount(place)
 	}
-	has, _, err := s.Parts.HasPart(r.Target.Host, place)
+	has, _, err := s.machine.HasPart(r.Target.Host, place)
 	return has, err
 }
 
@@ -100,14 +84,14 @@ func (s *Stager) mountMissing(ctx context.Context, st state, r registry.Ref, mis
 // mountPart mounts a part. A part of an earlier mount of the volume is unmounted first; if it is in use, that fails.
 func (s *Stager) mountPart(ctx context.Context, r registry.Ref, p hooks.Part, create bool) error {
 	place := s.Layout.Part(r.ClaimKey(), p.Path)
-	_, mounted, err := s.Parts.HasPart(r.Target.Host, place)
+	_, mounted, err := s.machine.HasPart(r.Target.Host, place)
 	if err == nil && mounted {
-		err = s.Parts.UnmountPart(ctx, place)
+		err = s.machine.UnmountPart(ctx, place)
 	}
 	if err != nil {
 		return err
 	}
-	return s.Parts.MountPart(ctx, r.Target.Host, p.Path, place, create)
+	return s.machine.MountPart(ctx, r.Target.Host, p.Path, place, create)
 }
 
 // recordParts records parts of the published volume with the mark.
@@ -139,13 +123,6 @@ func (s *Stager) recordParts(ctx context.Context, r registry.Ref, parts []hooks.
 // unmountParts unmounts all parts of the published volume. It first marks them as uncertain, so that a later process
 // does not take an unmounted part for a lost one.
 func (s *Stager) unmountParts(ctx context.Context, r registry.Ref) error {
-	switch {
-	case len(r.Parts) == 0:
-		return nil
-	case s.Parts == nil:
-		return registry.Errorf(registry.ErrUnsupported,
-			"%d parts of the volume are mounted, and cannot be unmounted here", len(r.Parts))
-	}
 	if r.Publish == registry.MarkDone {
 		var all []hooks.Part
 		for _, p := range r.Parts {
@@ -156,7 +133,7 @@ func (s *Stager) unmountParts(ctx context.Context, r registry.Ref) error {
 		}
 	}
 	for _, p := range r.Parts {
-		if err := s.Parts.UnmountPart(ctx, p.At); err != nil {
+		if err := s.machine.UnmountPart(ctx, p.At); err != nil {
 			return fmt.Errorf("unmount part %q: %w", p.Path, err)
 		}
 	}

@@ -122,8 +122,7 @@ func TestPartFollowsItsVolume(t *testing.T) {
 	})
 }
 
-// Parts of block devices are refused. Parts are also refused without Options.Parts, or if a mount without a record is
-// in the way.
+// Parts of block devices are refused. Parts are also refused if a mount without a record is in the way.
 func TestPartsThatCannotBe(t *testing.T) {
 	inEnv(t, "", func(t *testing.T, n *env) {
 		stray := layout.Part(claimOf("a1"), "b/c")
@@ -142,11 +141,6 @@ func TestPartsThatCannotBe(t *testing.T) {
 		if _, err := n.shim.stager.MountParts(t.Context(), claimOf("a1"), parts); !errors.Is(err,
 			registry.ErrInvalid) {
 			t.Errorf("a block device: %v", err)
-		}
-		n.shim.stager.Parts = nil
-		if _, err := n.shim.stager.MountParts(t.Context(), claimOf("a1"), parts); !errors.Is(err,
-			registry.ErrUnsupported) {
-			t.Errorf("without Parts: %v", err)
 		}
 		n.wantParts("refused")
 	})

@@ -30,7 +30,7 @@ const (
 type Allocs struct {
 	intent.Calls
 	controller Controller
-	mounter    Mounter
+	stager     *Stager
 	host       Host
 	logger     hclog.Logger
 	// AwaitAdmitted waits until volumes may be staged and published on this node. It calls waits with what it waits
@@ -65,9 +65,9 @@ type Host struct {
 var errReleased = errors.New("the alloc is being released")
 
 // NewAllocs returns the Allocs of a node. It starts nothing; Run does.
-func NewAllocs(calls intent.Calls, c Controller, m Mounter, h Host, logger hclog.Logger) *Allocs {
+func NewAllocs(calls intent.Calls, c Controller, s *Stager, h Host, logger hclog.Logger) *Allocs {
 	return &Allocs{
-		Calls: calls, controller: c, mounter: m, host: h, logger: logger,
+		Calls: calls, controller: c, stager: s, host: h, logger: logger,
 		busy: map[registry.AllocID]*work{}, unclaimed: map[registry.VolumeKey]bool{},
 	}
 }
@@ -377,7 +377,7 @@ func (req *request) mount(
 	if now, _, err := req.known(ctx); err != nil || now.Expansion.Pending() {
 		if err == nil {
 			req.step = registry.StepStage
-			err = req.mounter.Stage(ctx, req.by, vol, u)
+			err = req.stager.Stage(ctx, req.by, vol, u)
 		}
 		if err == nil {
 			err = req.grow(ctx)
@@ -391,7 +391,7 @@ func (req *request) mount(
 		req.then = nil // the publish is not the last step
 	}
 	req.step = registry.StepPublish
-	at, err := req.mounter.Publish(ctx, req.by, vol, req.key, u, req.then)
+	at, err := req.stager.Publish(ctx, req.by, vol, req.key, u, req.then)
 	if err != nil {
 		return hooks.Published{}, err
 	}
@@ -401,7 +401,7 @@ func (req *request) mount(
 	if err := req.setOwnership(ctx, u); err != nil {
 		return hooks.Published{}, err
 	}
-	at.Parts, err = req.mounter.MountParts(ctx, req.key, req.parts)
+	at.Parts, err = req.stager.MountParts(ctx, req.key, req.parts)
 	return at, err
 }
 
@@ -419,7 +419,7 @@ func (req *request) attachTo(ctx context.Context, id registry.NodeID) (to intent
 func (req *request) grow(ctx context.Context) error {
 	before := req.step
 	req.step = registry.StepExpand
-	done, err := req.mounter.Grow(ctx, req.by, req.key.Volume, false)
+	done, err := req.stager.Grow(ctx, req.by, req.key.Volume, false)
 	if err == nil {
 		err = req.controller.NodeExpanded(ctx, req.key.Volume, done)
 	}

@@ -27,7 +27,7 @@ func (s *Stager) Publish(
 		return at, err
 	}
 	r, _ := st.ref(key)
-	if r.Publish == registry.MarkDone && r.Usage == u && r.Boot == s.kernel.Boot() {
+	if r.Publish == registry.MarkDone && r.Usage == u && r.Boot == s.machine.Boot() {
 		at, stands, err := s.published(ctx, r)
 		if err == nil && stands {
 			err = s.mount(ctx, calls...)
@@ -68,13 +68,10 @@ func (s *Stager) Publish(
 func (s *Stager) published(ctx context.Context, r registry.Ref) (at hooks.Published, stands bool, err error) {
 	at = hooks.Published{Target: r.Target, Usage: r.Usage}
 	if r.Usage.Attachment != registry.BlockDevice {
-		stands, err = s.mounted(r.Target.Host, true)
+		stands, err = s.machine.Mounted(r.Target.Host)
 		return at, stands, err
 	}
-	if !s.Check || s.Inspect == nil {
-		return at, true, nil
-	}
-	found, err := s.Inspect(ctx, r.Target.Host)
+	found, err := s.machine.Inspect(ctx, r.Target.Host)
 	if err != nil {
 		return at, false, err
 	}
@@ -88,7 +85,7 @@ func (s *Stager) publishCall(
 	at *hooks.Published,
 ) (mountCall, error) {
 	what := fmt.Sprintf("publish volume %s for alloc %s as %q", v.VolumeName(), r.Alloc, r.Request)
-	r.Publish, r.Boot, r.Trouble, r.Troubled = registry.MarkSent, s.kernel.Boot(), "", time.Time{}
+	r.Publish, r.Boot, r.Trouble, r.Troubled = registry.MarkSent, s.machine.Boot(), "", time.Time{}
 	server := registry.TaskKey{}
 	stages := !v.Ephemeral && (st.staging.Stages || inst.Fingerprint.Has(registry.StageUnstage) && !unstagedUsers(st))
 	secrets, err := s.Resolve(ctx, v.VolumeSpec)
@@ -120,7 +117,7 @@ func (s *Stager) publishCall(
 		if stages {
 			request.StagingPath = pathAt(inst, st.staging.Path)
 		}
-		if err := s.driver.Publish(ctx, inst.InstanceKey, request); err != nil {
+		if err := s.fleet.Publish(ctx, inst.InstanceKey, request); err != nil {
 			return err
 		}
 		*at, err = s.awaitPublished(ctx, inst.InstanceKey, r)
@@ -132,7 +129,7 @@ func (s *Stager) publishCall(
 // publishedElse reports whether, since the last boot, the volume may also have been published for another request.
 func (s *Stager) publishedElse(view registry.View, r registry.Ref) bool {
 	return slices.ContainsFunc(view.Refs(r.Volume), func(other registry.Ref) bool {
-		return other.ClaimKey() != r.ClaimKey() && other.Publish != registry.MarkNone && other.Boot == s.kernel.Boot()
+		return other.ClaimKey() != r.ClaimKey() && other.Publish != registry.MarkNone && other.Boot == s.machine.Boot()
 	})
 }
 
@@ -196,7 +193,7 @@ func (s *Stager) publishing(
 		return registry.Change{}, conflict("volume %s is not claimed for the request", v.VolumeName())
 	case s.unattached(view, st, v):
 		return registry.Change{}, conflict("volume %s is not attached; it has to be attached first", v.VolumeName())
-	case stages && (p.State != registry.MarkDone || p.Boot != s.kernel.Boot()):
+	case stages && (p.State != registry.MarkDone || p.Boot != s.machine.Boot()):
 		return registry.Change{}, conflict("volume %s is not staged; it has to be staged first", v.VolumeName())
 	case stages && p.Usage != r.Usage.Staging():
 		return registry.Change{}, conflict("volume %s is staged for another usage: %s, not %s", v.VolumeName(), p.Usage,
@@ -213,10 +210,10 @@ func (s *Stager) publishing(
 func (s *Stager) Unused(ctx context.Context, key registry.ClaimKey) error {
 	st, err := s.state(ctx, key.Volume)
 	r, published := st.ref(key)
-	if err != nil || !published || s.Unmounter == nil {
+	if err != nil || !published {
 		return err
 	}
-	users, err := s.Unmounter.Users([]string{r.Target.Host})
+	users, err := s.machine.Users([]string{r.Target.Host})
 	if err != nil {
 		return fmt.Errorf("find the users of %s: %w", r.Target.Host, err)
 	}
@@ -280,9 +277,7 @@ func (s *Stager) unpublishCall(
 	ctx context.Context, by intent.Caller, r registry.Ref, name registry.VolumeName,
 ) intent.Call {
 	r.Parts = nil
-	request := csi.UnpublishRequest{
-		VolumeID: r.Volume.External, Private: func(ctx context.Context) csi.Private { return s.private(ctx, r.Volume) },
-	}
+	request := csi.UnpublishRequest{VolumeID: r.Volume.External, Private: s.private(r.Volume)}
 	open := s.intent(registry.NodeUnpublishRPC, by, r, name)
 	open.Hash = intent.Hash(open.RPC, request, r.Target.Host)
 	left := ""
@@ -306,7 +301,7 @@ func (s *Stager) unpublishCall(
 		},
 	}, func(ctx context.Context, inst registry.Instance) error {
 		request.TargetPath = pathAt(inst, r.Target)
-		answer := s.driver.Unpublish(ctx, inst.InstanceKey, request)
+		answer := s.fleet.Unpublish(ctx, inst.InstanceKey, request)
 		if err := s.gone(ctx, open.RPC, inst.InstanceKey, r.Target.Host, answer); err != nil {
 			return err
 		}
@@ -318,7 +313,7 @@ func (s *Stager) unpublishCall(
 // tidyTarget removes the target's parent. A plugin should have removed the target; many leave an empty directory.
 func (s *Stager) tidyTarget(r registry.Ref) string {
 	parent := filepath.Dir(r.Target.Host)
-	if s.kernel.RemoveDir(parent) == nil {
+	if s.machine.RemoveDir(parent) == nil {
 		return ""
 	}
 	return s.tidy(r.Target.Host, parent)

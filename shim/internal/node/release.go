@@ -370,11 +370,11 @@ func (req *request) releaseRequest(ctx context.Context) error {
 	}
 	req.step = registry.StepUnpublish
 	if u.own && u.lost {
-		if err := req.mounter.Unused(ctx, req.key); err != nil {
+		if err := req.stager.Unused(ctx, req.key); err != nil {
 			return err
 		}
 	}
-	err = req.mounter.Unpublish(ctx, req.by, req.key, !u.others, req.unclaimChange, req.forgetAllocChange)
+	err = req.stager.Unpublish(ctx, req.by, req.key, !u.others, req.unclaimChange, req.forgetAllocChange)
 	if err != nil {
 		return err
 	}
@@ -398,7 +398,7 @@ func (req *request) unclaim(ctx context.Context) error {
 
 // unclaimChange returns the change that unclaim commits.
 func (req *request) unclaimChange(v registry.View) (registry.Change, error) {
-	if err := req.mounter.Down(v, req.key); err != nil {
+	if err := req.stager.Down(v, req.key); err != nil {
 		return registry.Change{}, err
 	}
 	return req.controller.UnclaimChange(v, req.key, true)
@@ -470,7 +470,7 @@ func (req *request) undoes(open registry.Intent, u use) bool {
 // unstage unstages the volume, unless it is still published.
 func (req *request) unstage(ctx context.Context) error {
 	req.step = registry.StepUnstage
-	return req.mounter.Unstage(ctx, req.by, req.key.Volume)
+	return req.stager.Unstage(ctx, req.by, req.key.Volume)
 }
 
 // detach waits until the plugin can detach the volume from the node, and detaches it. then is committed with the

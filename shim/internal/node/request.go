@@ -103,7 +103,7 @@ func (req *request) settle(ctx context.Context, follows func(registry.Intent) bo
 		err = req.controller.Settle(ctx, req.by, open)
 	case registry.NodeStageRPC, registry.NodeUnstageRPC, registry.NodePublishRPC, registry.NodeUnpublishRPC,
 		registry.NodeExpandRPC:
-		err = req.mounter.Settle(ctx, req.by, open)
+		err = req.stager.Settle(ctx, req.by, open)
 	default:
 		err = registry.Errorf(registry.ErrConflict, "volume %s cannot be used now: %s", req.name, intent.Describe(open))
 	}
@@ -164,7 +164,7 @@ func (req *request) mayRun(open registry.Intent) bool {
 
 // leaveAlteration closes an open expansion or modification without waiting for its outcome.
 func (req *request) leaveAlteration(ctx context.Context) (left bool, err error) {
-	if left, err = req.mounter.LeaveExpansion(ctx, req.key.Volume); left || err != nil {
+	if left, err = req.stager.LeaveExpansion(ctx, req.key.Volume); left || err != nil {
 		return left, err
 	}
 	return req.controller.LeaveAlteration(ctx, req.key.Volume)

@@ -100,13 +100,13 @@ func (s *Stager) undoOpenPublish(ctx context.Context, by intent.Caller, v regist
 // stands reports whether the volume is still staged. A plugin need not mount anything at the staging path. A missing
 // mount there therefore counts only if no publish of the volume is mounted either.
 func (s *Stager) stands(st state) (bool, error) {
-	if st.staging.State != registry.MarkDone || st.staging.Boot != s.kernel.Boot() {
+	if st.staging.State != registry.MarkDone || st.staging.Boot != s.machine.Boot() {
 		return false, nil
 	}
-	mounted, err := s.mounted(st.staging.Path.Host, true)
+	mounted, err := s.machine.Mounted(st.staging.Path.Host)
 	for i := 0; err == nil && !mounted && i < len(st.refs); i++ {
 		if st.refs[i].Publish == registry.MarkDone {
-			mounted, err = s.mounted(st.refs[i].Target.Host, true)
+			mounted, err = s.machine.Mounted(st.refs[i].Target.Host)
 		}
 	}
 	return mounted, err
@@ -143,10 +143,10 @@ func (s *Stager) stageCall(
 		},
 	}, func(ctx context.Context, inst registry.Instance) error {
 		request.StagingPath = pathAt(inst, at)
-		if err := s.driver.Stage(ctx, inst.InstanceKey, request); err != nil {
+		if err := s.fleet.Stage(ctx, inst.InstanceKey, request); err != nil {
 			return err
 		}
-		mounts, _ = s.mounted(at.Host, false) // a mount that cannot be inspected now is never reported as lost
+		mounts, _ = s.machine.Mounted(at.Host) // a mount that cannot be inspected now is never reported as lost
 		server = s.server(inst, at.Host)
 		return nil
 	}), at.Host}, nil
@@ -181,7 +181,7 @@ func (s *Stager) staging(
 		return registry.Change{}, conflict("volume %s is staged for another usage (%s); it has to be unstaged first",
 			v.VolumeName(), p.Usage)
 	}
-	p.State, p.Stages, p.Usage, p.Path, p.Boot = registry.MarkSent, true, u, at, s.kernel.Boot()
+	p.State, p.Stages, p.Usage, p.Path, p.Boot = registry.MarkSent, true, u, at, s.machine.Boot()
 	return registry.Change{Put: []registry.Record{p}}, nil
 }
 
@@ -214,9 +214,7 @@ func (s *Stager) Unstage(ctx context.Context, by intent.Caller, key registry.Vol
 
 // unstageCall returns the NodeUnstageVolume for the staging.
 func (s *Stager) unstageCall(ctx context.Context, by intent.Caller, p registry.Staging) intent.Call {
-	request := csi.UnstageRequest{
-		VolumeID: p.Volume.External, Private: func(ctx context.Context) csi.Private { return s.private(ctx, p.Volume) },
-	}
+	request := csi.UnstageRequest{VolumeID: p.Volume.External, Private: s.private(p.Volume)}
 	open := registry.Intent{
 		Volume: p.Volume, Name: p.Name, RPC: registry.NodeUnstageRPC, Operation: by.ID,
 		Hash: intent.Hash(registry.NodeUnstageRPC, request, p.Path.Host),
@@ -240,7 +238,7 @@ func (s *Stager) unstageCall(ctx context.Context, by intent.Caller, p registry.S
 		},
 	}, func(ctx context.Context, inst registry.Instance) error {
 		request.StagingPath = pathAt(inst, p.Path)
-		answer := s.driver.Unstage(ctx, inst.InstanceKey, request)
+		answer := s.fleet.Unstage(ctx, inst.InstanceKey, request)
 		if err := s.gone(ctx, open.RPC, inst.InstanceKey, p.Path.Host, answer); err != nil {
 			return err
 		}
@@ -266,7 +264,7 @@ func (s *Stager) Down(view registry.View, key registry.ClaimKey) error {
 
 // checkNoMount fails if something is mounted at a path that has no record. A plugin might take that mount for its own.
 func (s *Stager) checkNoMount(path string) error {
-	mounted, err := s.mounted(path, false)
+	mounted, err := s.machine.Mounted(path)
 	if err == nil && mounted {
 		err = conflict("an unknown mount is in the way at %s; run holdfast doctor to inspect it, "+
 			"and holdfast doctor --repair to unmount it if unused", path)
@@ -276,10 +274,10 @@ func (s *Stager) checkNoMount(path string) error {
 
 // makeDir makes a directory, unless something is mounted there: a mount must not be touched.
 func (s *Stager) makeDir(path string) error {
-	if mounted, err := s.kernel.Mounted(path); err != nil || mounted {
+	if mounted, err := s.machine.Mounted(path); err != nil || mounted {
 		return err
 	}
-	return s.kernel.MakeDir(path)
+	return s.machine.MakeDir(path)
 }
 
 // tidyUnused removes a directory that was made for a call that was refused before it was sent, so that no record names
@@ -291,7 +289,7 @@ func (s *Stager) tidyUnused(ctx context.Context, key registry.VolumeKey, dir str
 		known = known || filepath.Dir(r.Target.Host) == dir
 	}
 	if err == nil && !known {
-		_ = s.kernel.RemoveDir(dir)
+		_ = s.machine.RemoveDir(dir)
 	}
 }
 
@@ -300,7 +298,7 @@ func (s *Stager) tidyUnused(ctx context.Context, key registry.VolumeKey, dir str
 func (s *Stager) tidy(paths ...string) string {
 	left := ""
 	for _, path := range paths {
-		if err := s.kernel.RemoveDir(path); err != nil {
+		if err := s.machine.RemoveDir(path); err != nil {
 			left += fmt.Sprintf("left %s behind: %v; ", path, err)
 		}
 	}

@@ -12,7 +12,6 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"holdfast/hooks"
-	"holdfast/internal/mount"
 	"holdfast/registry"
 	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
@@ -22,40 +21,25 @@ import (
 type Options struct {
 	Layout hooks.Layout
 	Node   registry.NodeName // this node
-	// Check verifies successful calls in the mount table. Without it, mounts are assumed to be as the plugin responded:
-	// for plugins that share no mounts with the host.
-	Check bool
-	// Inspect returns what is at each path, within a limited time. nil: paths are not inspected.
-	Inspect func(ctx context.Context, paths ...string) (map[string]mount.Info, error)
-	// SetOwnership sets owner, group and mode of the volume mounted at target, within a limited time. nil: not
-	// supported.
-	SetOwnership func(ctx context.Context, target string, o registry.Ownership) (registry.OwnershipResult, error)
-	// Parts mounts parts of published volumes. nil: not supported.
-	Parts Parts
-	// Unmounter unmounts what nothing uses, for releases by force. nil: not supported.
-	Unmounter Unmounter
 	// Admitted returns why nothing may be staged or published on this node now. nil: it always may.
 	Admitted func(registry.View) error
 	// Suspended are the optional calls during which plugins died. nil: none is recorded.
 	Suspended *csi.Suspensions
-	Logger    hclog.Logger // nil: nothing is logged
+	Logger    hclog.Logger
 }
 
-// Stager stages and publishes volumes.
+// Stager stages and publishes volumes. Calls for one volume are never concurrent.
 type Stager struct {
 	intent.Calls
-	driver Driver
-	kernel Kernel
+	fleet   *csi.Fleet
+	machine Machine
 	Options
 	failures csi.Failures // of calls that ask about health
 }
 
-// NewStager returns a stager that calls node plugins through driver.
-func NewStager(calls intent.Calls, driver Driver, kernel Kernel, o Options) *Stager {
-	if o.Logger == nil {
-		o.Logger = hclog.NewNullLogger()
-	}
-	return &Stager{Calls: calls, driver: driver, kernel: kernel, Options: o}
+// NewStager returns a stager that calls node plugins through fleet.
+func NewStager(calls intent.Calls, fleet *csi.Fleet, m Machine, o Options) *Stager {
+	return &Stager{Calls: calls, fleet: fleet, machine: m, Options: o}
 }
 
 // Name returns the name of this node.
@@ -119,47 +103,35 @@ func pathAt(inst registry.Instance, t registry.Tree) string {
 	return filepath.Join(inst.Volumes.Task, rel)
 }
 
-// askLimit bounds the wait for secrets that are needed only for redaction.
-const askLimit = time.Second
+// secretsWait bounds the wait for secrets that are needed only for redaction.
+const secretsWait = time.Second
 
-// private returns the values that have to be redacted from errors of the volume's plugin. A release does not need the
-// secrets: if they are not available, private sets Unknown.
-func (s *Stager) private(ctx context.Context, key registry.VolumeKey) csi.Private {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askLimit)
-	defer cancel()
-	var v registry.Volume
-	var st state
-	known := false
-	err := s.State.View(ctx, func(view registry.View) error {
-		v, known = view.VolumeByKey(key)
-		st = s.stateOf(view, key)
-		return nil
-	})
-	p := csi.Private{Contexts: []map[string]string{v.Context, st.attachment.PublishContext}}
-	flags := append(v.MountFlags.List(), st.staging.Usage.MountFlags.List()...)
-	for _, r := range st.refs {
-		flags = append(flags, r.Usage.MountFlags.List()...)
+// private returns a function for the values that have to be redacted from errors of the volume's plugin. A release does
+// not need the secrets: if they are not available, the function sets Unknown.
+func (s *Stager) private(key registry.VolumeKey) csi.PrivateFunc {
+	return func(ctx context.Context) csi.Private {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), secretsWait)
+		defer cancel()
+		st, err := s.state(ctx, key)
+		v := st.volume
+		p := csi.Private{Contexts: []map[string]string{v.Context, st.attachment.PublishContext}}
+		flags := append(v.MountFlags.List(), st.staging.Usage.MountFlags.List()...)
+		for _, r := range st.refs {
+			flags = append(flags, r.Usage.MountFlags.List()...)
+		}
+		p.MountFlags = registry.FlagsOf(flags)
+		if err == nil && v.ID != "" {
+			p.Secrets, err = s.Resolve(ctx, v.VolumeSpec)
+		}
+		p.Unknown = err != nil || v.ID == ""
+		return p
 	}
-	p.MountFlags = registry.FlagsOf(flags)
-	if err == nil && known {
-		p.Secrets, err = s.Resolve(ctx, v.VolumeSpec)
-	}
-	p.Unknown = err != nil || !known
-	return p
-}
-
-// mounted reports whether path is a mount point. Without Check it returns expected.
-func (s *Stager) mounted(path string, expected bool) (bool, error) {
-	if !s.Check {
-		return expected, nil
-	}
-	return s.kernel.Mounted(path)
 }
 
 // server returns the instance's task if one of its processes serves the mount at path (FUSE, nbd, ublk), else the zero
 // value.
 func (s *Stager) server(inst registry.Instance, path string) registry.TaskKey {
-	if s.Check && s.kernel.Served(path) {
+	if s.machine.Served(path) {
 		return inst.TaskKey()
 	}
 	return registry.TaskKey{}
@@ -172,7 +144,7 @@ func (s *Stager) gone(ctx context.Context, rpc registry.RPC, at registry.Instanc
 		return answer
 	}
 	gone, err := pollMounts(ctx, func() (bool, error) {
-		still, err := s.mounted(path, false)
+		still, err := s.machine.Mounted(path)
 		return !still, err
 	})
 	switch {
