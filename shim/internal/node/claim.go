@@ -64,29 +64,24 @@ func (req *request) provide(
 	vol, err = req.controller.Provide(ctx, req.by.Call, r.Create.Spec(req.name, r.Usage),
 		originOf(g.Job, g.Group, r.Name))
 	if ended(); err == nil {
-		req.waited(ctx)
+		req.clearWait(ctx)
 	}
 	return vol, err
 }
 
-// awaitController waits for the controller of the plugin, and records the wait. If another node can make the plugin's
-// calls, it does not wait: the call itself waits for that node.
+// awaitController waits for the controller of the plugin. If another node can make the plugin's calls, it does not wait:
+// the call itself waits for that node.
 func (req *request) awaitController(ctx context.Context, plugin registry.PluginID) error {
-	inst, found := req.Plugins.Find(registry.RoleController, plugin)
 	elsewhere := false
-	if err := req.State.View(ctx, func(v registry.View) error {
+	err := req.State.View(ctx, func(v registry.View) error {
 		elsewhere = req.Executors != nil && v.Executed(plugin)
 		return nil
-	}); err != nil || elsewhere || found && inst.Health.State == registry.Healthy {
+	})
+	if err != nil || elsewhere {
 		return err
 	}
-	waiting, cancel := req.bounded(ctx)
-	defer cancel()
-	req.awaits(ctx, registry.RoleController)(fmt.Sprintf("a healthy controller of plugin %s", plugin))
-	_, err := req.Await(waiting, req.by, registry.RoleController, plugin)
-	if err == nil {
-		req.waited(ctx)
-	}
+	_, err = req.awaitPlugin(ctx, registry.RoleController, plugin,
+		fmt.Sprintf("a healthy controller of plugin %s", plugin))
 	return err
 }
 

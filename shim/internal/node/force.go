@@ -157,11 +157,11 @@ func (req *request) forceRequest(ctx context.Context, by registry.Forced) error 
 		}
 		why = err.Error()
 	}
-	leave, err := req.turn(ctx, fmt.Sprintf("the release of alloc %s by force", req.key.Alloc))
+	unlock, err := req.lock(ctx, fmt.Sprintf("the release of alloc %s by force", req.key.Alloc))
 	if err != nil {
 		return err
 	}
-	defer leave()
+	defer unlock()
 	last, err := req.isLast(ctx, map[registry.ClaimKey]bool{req.key: true})
 	if err != nil {
 		return err

@@ -75,13 +75,13 @@ func (req *request) awaitAdmitted(ctx context.Context, g hooks.AllocGroup) error
 	ctx, cancel := req.bounded(ctx)
 	defer cancel()
 	req.step = registry.StepClaim
-	over := func() {}
-	defer func() { over() }()
+	ended := func() {} // of the last recorded wait
+	defer func() { ended() }()
 	return req.AwaitAdmitted(ctx, func(what string) {
-		over()
-		over = func() {}
+		ended()
+		ended = func() {}
 		if req.admit(ctx, g) == nil {
-			over = req.recordLongWait(ctx, registry.Wait{Detail: what})
+			ended = req.recordLongWait(ctx, registry.Wait{Detail: what})
 		}
 	})
 }

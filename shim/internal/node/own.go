@@ -19,7 +19,7 @@ func (req *request) delegated(ctx context.Context, u registry.Usage, node regist
 		if p, _ := v.Staging(req.key.Volume); p.State != registry.MarkNone {
 			delegate = p.Usage.MountGroup == group
 		}
-		if r := refOf(v, req.key); r.Publish != registry.MarkNone {
+		if r, _ := v.Ref(req.key); r.Publish != registry.MarkNone {
 			delegate = r.Usage.MountGroup == group
 		}
 		return nil

@@ -87,19 +87,12 @@ func (a *Allocs) Run(ctx context.Context) error {
 	for _, id := range releasing {
 		a.teardown(id)
 	}
-	a.workers.start(a.releaseUnclaimed)
-	return a.workers.run(ctx)
-}
-
-// releaseUnclaimed starts the release of unclaimed volumes. It retries until they are listed or ctx ends.
-func (a *Allocs) releaseUnclaimed(ctx context.Context) {
-	persist(ctx, func(pause time.Duration) error {
-		err := a.TakeDownUnclaimed(ctx)
-		if err != nil && ctx.Err() == nil {
-			a.logger.Warn("cannot list unclaimed volumes yet", "again_in", pause.String(), "error", err)
-		}
-		return err
+	a.workers.start(func(ctx context.Context) {
+		a.persist(ctx, a.logger, "cannot list unclaimed volumes yet", func(time.Time) error {
+			return a.TakeDownUnclaimed(ctx)
+		})
 	})
+	return a.workers.run(ctx)
 }
 
 // Prepare claims, attaches, stages and publishes the volumes of the alloc, and returns the plan of each task.
@@ -146,7 +139,7 @@ func (a *Allocs) prepare(
 		at, err := req.mountRequest(ctx, g, r)
 		if err != nil {
 			if ctx.Err() == nil && a.admit(ctx, g) == nil { // else the recorded wait has more details
-				req.failed(ctx, err, time.Time{})
+				req.recordFailure(ctx, err, time.Time{})
 			}
 			return nil, fmt.Errorf("volume %q of alloc %s: %w", r.Name, g.Alloc, err)
 		}
@@ -156,7 +149,10 @@ func (a *Allocs) prepare(
 	if err != nil {
 		return nil, err
 	}
-	return plans, a.ready(ctx, call, g.Alloc, plans)
+	_, err = registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
+		return readyChange(v, call, g.Alloc, plans)
+	})
+	return plans, err
 }
 
 // plansOf returns the plan of each task of the alloc.
@@ -259,17 +255,8 @@ func (a *Allocs) end(id registry.AllocID, w *work) {
 	close(w.done)
 }
 
-// ready records that all volumes of the alloc are published. It fails if the alloc is being released.
-func (a *Allocs) ready(
-	ctx context.Context, call registry.Call, id registry.AllocID, plans map[string]hooks.Plan,
-) error {
-	_, err := registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
-		return readyChange(v, call, id, plans)
-	})
-	return err
-}
-
-// readyChange returns the change that ready commits.
+// readyChange returns the change that records that all volumes of the alloc are published. It fails if the alloc is being
+// released.
 func readyChange(
 	v registry.View, call registry.Call, id registry.AllocID, plans map[string]hooks.Plan,
 ) (registry.Change, error) {
@@ -333,13 +320,13 @@ func (req *request) mountRequest(
 	if err := req.awaitAttach(ctx, vol); err != nil {
 		return at, err
 	}
-	leave, err := req.turn(ctx, fmt.Sprintf("a mount for alloc %s", g.Alloc))
+	unlock, err := req.lock(ctx, fmt.Sprintf("a mount for alloc %s", g.Alloc))
 	if err != nil {
 		return at, err
 	}
-	defer leave()
+	defer unlock()
 	if err := req.settle(ctx, func(open registry.Intent) bool {
-		return req.own(open) && open.RPC == registry.NodePublishRPC
+		return req.madeOpenCall(open) && open.RPC == registry.NodePublishRPC
 	}); err != nil {
 		return at, err
 	}
@@ -354,7 +341,7 @@ func (req *request) awaitAttach(ctx context.Context, vol registry.Volume) error 
 	if err != nil {
 		return err
 	}
-	return req.controller.AwaitAttach(ctx, vol, to, req.awaits(ctx, registry.RoleController))
+	return req.controller.AwaitAttach(ctx, vol, to, req.recordControllerWait(ctx))
 }
 
 // mount attaches, stages and publishes the volume, then mounts its parts. Without an expansion, stage and publish are
@@ -374,20 +361,20 @@ func (req *request) mount(
 	if err := req.controller.Attach(ctx, req.by, vol, u, to); err != nil {
 		return hooks.Published{}, err
 	}
-	if now, _, err := req.known(ctx); err != nil || now.Expansion.Pending() {
-		if err == nil {
-			req.step = registry.StepStage
-			err = req.stager.Stage(ctx, req.by, vol, u)
-		}
-		if err == nil {
-			err = req.grow(ctx)
-		}
-		if err != nil {
+	now, _, err := req.known(ctx)
+	if err != nil {
+		return hooks.Published{}, err
+	}
+	if now.Expansion.Pending() {
+		req.step = registry.StepStage
+		if err := req.stager.Stage(ctx, req.by, vol, u); err != nil {
 			return hooks.Published{}, err
 		}
-		req.then = nil
+		if err := req.grow(ctx); err != nil {
+			return hooks.Published{}, err
+		}
 	}
-	if len(req.parts) > 0 || u.Ownership != (registry.Ownership{}) {
+	if now.Expansion.Pending() || len(req.parts) > 0 || u.Ownership != (registry.Ownership{}) {
 		req.then = nil // the publish is not the last step
 	}
 	req.step = registry.StepPublish

@@ -185,7 +185,7 @@ func (s *Stager) publishing(
 	st := s.stateOf(view, r.Volume)
 	p := st.staging
 	old, found := st.ref(r.ClaimKey())
-	if err := s.admitted(view); err != nil {
+	if err := s.Admitted(view); err != nil {
 		return registry.Change{}, err
 	}
 	switch {

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
+
 	"holdfast/config"
 	"holdfast/hooks"
 	"holdfast/registry"
@@ -128,11 +130,11 @@ func (a *Allocs) resumeKept(id registry.AllocID) {
 // to release the alloc.
 func (a *Allocs) takeDown(ctx context.Context, id registry.AllocID) (kept bool) {
 	a.releaseClaims(ctx, id)
-	persist(ctx, func(pause time.Duration) error { return a.logUnreleased(id, pause, a.controller.SettleClaims(ctx)) })
+	a.persistRelease(ctx, id, func(time.Time) error { return a.controller.SettleClaims(ctx) })
 	a.releaseClaims(ctx, id) // claims that were granted meanwhile
-	persist(ctx, func(pause time.Duration) (err error) {
+	a.persistRelease(ctx, id, func(time.Time) (err error) {
 		kept, err = a.endRelease(ctx, id)
-		return a.logUnreleased(id, pause, err)
+		return err
 	})
 	return kept
 }
@@ -140,18 +142,17 @@ func (a *Allocs) takeDown(ctx context.Context, id registry.AllocID) (kept bool) 
 func (a *Allocs) releaseClaims(ctx context.Context, id registry.AllocID) {
 	var claims []registry.Claim
 	var al registry.Alloc
-	persist(ctx, func(pause time.Duration) error {
-		err := a.State.View(ctx, func(v registry.View) error {
+	a.persistRelease(ctx, id, func(time.Time) error {
+		return a.State.View(ctx, func(v registry.View) error {
 			claims = a.toRelease(v, id)
 			al, _ = v.Alloc(id)
 			return nil
 		})
-		return a.logUnreleased(id, pause, err)
 	})
 	var all sync.WaitGroup
 	for _, c := range claims {
 		all.Go(func() {
-			persist(ctx, func(pause time.Duration) error { return a.releaseClaim(ctx, c, al.Forced, pause) })
+			a.persistRelease(ctx, id, func(next time.Time) error { return a.releaseClaim(ctx, c, al.Forced, next) })
 		})
 	}
 	all.Wait()
@@ -186,7 +187,7 @@ func (a *Allocs) claimsOf(v registry.View, id registry.AllocID) []registry.Claim
 // endRelease deletes the records of an alloc whose volumes are released. kept means that the host has yet to release
 // the alloc, so its record stays.
 func (a *Allocs) endRelease(ctx context.Context, id registry.AllocID) (kept bool, err error) {
-	for {
+	for ended := false; !ended; {
 		var al registry.Alloc
 		err := a.State.View(ctx, func(v registry.View) error { al, _ = v.Alloc(id); return nil })
 		if al.Lost || err != nil {
@@ -195,10 +196,20 @@ func (a *Allocs) endRelease(ctx context.Context, id registry.AllocID) (kept bool
 		if err := a.discard(ctx, al); err != nil {
 			return false, err
 		}
-		if over, err := a.forget(ctx, al); over || err != nil {
+		_, err = registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
+			now, known := v.Alloc(id)
+			// false if another call has changed since then whether the volumes are kept
+			ended = !known || now.Keep == al.Keep && now.Release.ID == al.Release.ID
+			if !known || !ended {
+				return registry.Change{}, nil
+			}
+			return forgetChange(v, now), nil
+		})
+		if err != nil {
 			return false, err
 		}
 	}
+	return false, nil
 }
 
 // discard deletes the volumes that create blocks with on_stop = "delete" have made for a released alloc. Only a Release
@@ -231,20 +242,8 @@ func (a *Allocs) discards(al registry.Alloc) []hooks.VolumeRequest {
 		func(r hooks.VolumeRequest) bool { return r.Create == nil || !r.Create.Delete })
 }
 
-// forget deletes the records of a released alloc and of its inline volumes, and stores the response of the call that
-// began the release. over is false if another call has changed whether the volumes are kept since discard read seen.
-func (a *Allocs) forget(ctx context.Context, seen registry.Alloc) (over bool, err error) {
-	_, err = registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
-		al, known := v.Alloc(seen.ID)
-		if over = !known || al.Keep == seen.Keep && al.Release.ID == seen.Release.ID; !known || !over {
-			return registry.Change{}, nil
-		}
-		return forgetChange(v, al), nil
-	})
-	return over, err
-}
-
-// forgetChange returns the change that forget commits.
+// forgetChange returns the change that deletes the records of a released alloc and of its inline volumes, and stores the
+// response of the call that began the release.
 func forgetChange(v registry.View, al registry.Alloc) registry.Change {
 	change := registry.Change{Put: al.Release.Answered(struct{}{}), Delete: []registry.Key{registry.AllocRecord(al.ID)}}
 	for _, vol := range v.VolumesOf(al.ID) {
@@ -253,9 +252,9 @@ func forgetChange(v registry.View, al registry.Alloc) registry.Change {
 	return change
 }
 
-// releaseClaim tries to release one claimed volume of an alloc, by force if an operator asked for that. pause is the
-// time until the next try.
-func (a *Allocs) releaseClaim(ctx context.Context, c registry.Claim, by registry.Forced, pause time.Duration) error {
+// releaseClaim tries to release one claimed volume of an alloc, by force if an operator asked for that. next is the
+// time of the next try.
+func (a *Allocs) releaseClaim(ctx context.Context, c registry.Claim, by registry.Forced, next time.Time) error {
 	req := &request{Allocs: a, key: c.ClaimKey(), name: c.Name, node: c.Node, round: roundLimit}
 	release := req.releaseRequest
 	if by.By != "" {
@@ -265,25 +264,26 @@ func (a *Allocs) releaseClaim(ctx context.Context, c registry.Claim, by registry
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	req.failed(ctx, err, a.Now().Add(pause))
-	return a.logUnreleased(c.Alloc, pause, fmt.Errorf("volume %s: %w", c.Name, err))
+	req.recordFailure(ctx, err, next)
+	return fmt.Errorf("volume %s: %w", c.Name, err)
 }
 
-// logUnreleased logs err as the reason why the alloc cannot be released yet, unless it is nil. It returns err.
-func (a *Allocs) logUnreleased(id registry.AllocID, pause time.Duration, err error) error {
-	if err != nil {
-		a.logger.Warn("an alloc cannot be released yet", "alloc", id, "again_in", pause.String(), "error", err)
-	}
-	return err
+// persistRelease is persist for a step of the release of an alloc.
+func (a *Allocs) persistRelease(ctx context.Context, id registry.AllocID, try func(next time.Time) error) {
+	a.persist(ctx, a.logger.With("alloc", id), "an alloc cannot be released yet", try)
 }
 
-// persist calls try until it succeeds or ctx ends. try gets the length of the pause that follows a failure.
-func persist(ctx context.Context, try func(pause time.Duration) error) {
-	for pause := retryFirst; ctx.Err() == nil && try(pause) != nil; pause = min(pause*2, retryCeiling) {
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
+// persist calls try until it succeeds or ctx ends, and logs each failure as warning. next is the time of the next try.
+func (a *Allocs) persist(ctx context.Context, log hclog.Logger, warning string, try func(next time.Time) error) {
+	for pause := retryFirst; ctx.Err() == nil; pause = min(pause*2, retryCeiling) {
+		err := try(a.Now().Add(pause))
+		if err == nil {
+			return
 		}
+		if ctx.Err() == nil {
+			log.Warn(warning, "again_in", pause.String(), "error", err)
+		}
+		intent.Sleep(ctx, pause)
 	}
 }
 
@@ -328,10 +328,8 @@ type use struct {
 // use reads the use of the volume. A claim without a ref does not count, because its request stages the volume again.
 func (req *request) use(ctx context.Context) (u use, err error) {
 	err = req.State.View(ctx, func(v registry.View) error {
-		for _, r := range v.Refs(req.key.Volume) {
-			own := r.ClaimKey() == req.key
-			u.own, u.others = u.own || own, u.others || !own
-		}
+		_, u.own = v.Ref(req.key)
+		u.others = slices.ContainsFunc(v.Refs(req.key.Volume), func(r registry.Ref) bool { return r.ClaimKey() != req.key })
 		p, _ := v.Staging(req.key.Volume)
 		u.staged = p.State != registry.MarkNone
 		al, _ := v.Alloc(req.key.Alloc)
@@ -347,11 +345,11 @@ func (req *request) releaseRequest(ctx context.Context) error {
 	if released, err := req.releaseSharedClaim(ctx); err != nil || released {
 		return err
 	}
-	leave, err := req.turn(ctx, fmt.Sprintf("the release of alloc %s", req.key.Alloc))
+	unlock, err := req.lock(ctx, fmt.Sprintf("the release of alloc %s", req.key.Alloc))
 	if err != nil {
 		return err
 	}
-	defer leave()
+	defer unlock()
 	req.by.RetryUntil = time.Now().Add(req.round)
 	u, err := req.use(ctx)
 	if err != nil {
@@ -404,8 +402,8 @@ func (req *request) unclaimChange(v registry.View) (registry.Change, error) {
 	return req.controller.UnclaimChange(v, req.key, true)
 }
 
-// forgetAllocChange returns the change that forget commits. The change is empty unless this was the alloc's last claim
-// and no volume is to be discarded.
+// forgetAllocChange returns the forgetChange of the alloc. The change is empty unless this was the alloc's last claim and
+// no volume is to be discarded.
 func (req *request) forgetAllocChange(v registry.View) (registry.Change, error) {
 	al, known := v.Alloc(req.key.Alloc)
 	if !known || al.Lost || al.State != registry.AllocReleasing || len(req.claimsOf(v, al.ID)) > 0 ||
@@ -438,9 +436,7 @@ func (req *request) reportExpansion(ctx context.Context) error {
 func (req *request) releaseSharedClaim(ctx context.Context) (done bool, err error) {
 	own, others := false, false
 	err = req.State.View(ctx, func(v registry.View) error {
-		for _, r := range v.Refs(req.key.Volume) {
-			own = own || r.ClaimKey() == req.key
-		}
+		_, own = v.Ref(req.key)
 		for _, c := range v.Claims(req.key.Volume) {
 			others = others || c.ClaimKey() != req.key && c.Node == req.host.Node
 		}
@@ -462,7 +458,7 @@ func (req *request) releaseSharedClaim(ctx context.Context) (done bool, err erro
 // other nodes may have begun a detach while this node was lost.
 func (req *request) undoes(open registry.Intent, u use) bool {
 	if open.Alloc != "" {
-		return req.own(open)
+		return req.madeOpenCall(open)
 	}
 	return !u.own && !u.others && !(u.staged && open.RPC == registry.ControllerUnpublishRPC)
 }
@@ -477,10 +473,10 @@ func (req *request) unstage(ctx context.Context) error {
 // detach.
 func (req *request) detach(ctx context.Context, then ...registry.Decision) error {
 	if err := req.controller.AwaitDetach(ctx, req.by, req.key.Volume, req.node,
-		req.awaits(ctx, registry.RoleController)); err != nil {
+		req.recordControllerWait(ctx)); err != nil {
 		return err
 	}
-	req.waited(ctx)
+	req.clearWait(ctx)
 	req.step = registry.StepDetach
 	return req.controller.Detach(ctx, req.by, req.key.Volume, req.node, then...)
 }

@@ -27,25 +27,17 @@ type request struct {
 	round time.Duration // limit for waits and retries in one try to release the volume
 }
 
-// turn acquires the volume's lock, and records the wait for it if that is long. The caller must call leave. settle
-// clears the recorded wait.
-func (req *request) turn(ctx context.Context, what string) (leave func(), err error) {
+// lock locks the volume, and records a long wait for that. settle clears the recorded wait.
+func (req *request) lock(ctx context.Context, what string) (unlock func(), err error) {
 	req.step = registry.StepTurn
-	over := func() {}
 	if busy := req.Locks.Busy(req.key.Volume); busy != "" {
-		over = req.recordLongWait(ctx, registry.Wait{For: busy})
+		defer req.recordLongWait(ctx, registry.Wait{For: busy})()
 	}
-	defer func() { over() }()
 	return req.Locks.Lock(ctx, req.key.Volume, what)
 }
 
 // awaitNode waits for a healthy node instance of the volume's plugin, and records the wait.
 func (req *request) awaitNode(ctx context.Context, plugin registry.PluginID) (registry.Instance, error) {
-	if node, ok := req.Plugins.Find(registry.RoleNode, plugin); ok && node.Health.State == registry.Healthy {
-		return node, nil
-	}
-	ctx, cancel := req.bounded(ctx)
-	defer cancel()
 	what := fmt.Sprintf("plugin %s to be healthy on this node", plugin)
 	if _, serves := req.Plugins.Find(registry.RoleNode, plugin); !serves {
 		if _, other := req.Plugins.Find(registry.RoleController, plugin); other {
@@ -53,20 +45,35 @@ func (req *request) awaitNode(ctx context.Context, plugin registry.PluginID) (re
 				registry.RoleController)
 		}
 	}
-	req.awaits(ctx, registry.RoleNode)(what)
-	node, err := req.Plugins.Await(ctx, registry.RoleNode, plugin)
-	if err == nil {
-		req.waited(ctx)
-	}
-	return node, err
+	return req.awaitPlugin(ctx, registry.RoleNode, plugin, what)
 }
 
-// awaits returns a function that records a wait for a plugin in a role.
-func (req *request) awaits(ctx context.Context, role registry.Role) func(what string) {
-	return func(what string) {
-		req.step = registry.StepPlugin
-		req.waits(ctx, registry.Wait{For: what, Role: role})
+// awaitPlugin waits for a healthy instance of a plugin. It records what it waits for.
+func (req *request) awaitPlugin(
+	ctx context.Context, role registry.Role, plugin registry.PluginID, what string,
+) (registry.Instance, error) {
+	if inst, found := req.Plugins.Find(role, plugin); found && inst.Health.State == registry.Healthy {
+		return inst, nil
 	}
+	ctx, cancel := req.bounded(ctx)
+	defer cancel()
+	req.recordPluginWait(ctx, role, what)
+	inst, err := req.Plugins.Await(ctx, role, plugin)
+	if err == nil {
+		req.clearWait(ctx)
+	}
+	return inst, err
+}
+
+// recordPluginWait records a wait for a plugin in a role.
+func (req *request) recordPluginWait(ctx context.Context, role registry.Role, what string) {
+	req.step = registry.StepPlugin
+	req.recordWait(ctx, registry.Wait{For: what, Role: role})
+}
+
+// recordControllerWait returns a function that records a wait for the controller of the plugin.
+func (req *request) recordControllerWait(ctx context.Context) func(what string) {
+	return func(what string) { req.recordPluginWait(ctx, registry.RoleController, what) }
 }
 
 // bounded returns a context for a wait for a plugin. It ends at RetryUntil, and has a deadline even if the caller set
@@ -92,7 +99,7 @@ func (req *request) settle(ctx context.Context, follows func(registry.Intent) bo
 		return err
 	}
 	if !found || !open.RPC.Alters() && follows(open) { // an expansion or modification has no undo
-		req.waited(ctx)
+		req.clearWait(ctx)
 		return nil
 	}
 	req.step = registry.StepTurn
@@ -108,16 +115,16 @@ func (req *request) settle(ctx context.Context, follows func(registry.Intent) bo
 		err = registry.Errorf(registry.ErrConflict, "volume %s cannot be used now: %s", req.name, intent.Describe(open))
 	}
 	if ended(); err == nil {
-		req.waited(ctx)
+		req.clearWait(ctx)
 	}
 	return err
 }
 
 // settleDown is settle for a release. If an earlier shim left the open call and it may still run, settleDown repeats it
-// for one round before it is undone. It waits for an expansion for one round at most. Then the outcome counts as vague,
-// and the next mount or expansion sends the call again.
+// for one round before it is undone. It also waits for an expansion or modification for one round at most. Then it
+// closes that call, and the next mount or expansion sends it again.
 func (req *request) settleDown(ctx context.Context, follows func(registry.Intent) bool) error {
-	var round *time.Timer // nil: no call may still run
+	var round *time.Timer // nil: the open call does not run any more, or has no undo
 	limited, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	err := req.settle(limited, func(open registry.Intent) bool {
@@ -133,17 +140,15 @@ func (req *request) settleDown(ctx context.Context, follows func(registry.Intent
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	if round != nil {
-		req.waited(ctx)
-		return nil
+	if round == nil {
+		left, store := req.leaveAlteration(ctx)
+		if store != nil || !left {
+			return errors.Join(err, store)
+		}
+		req.logger.Warn("stopped waiting for an expansion or modification: its volume is being released",
+			"volume", req.name.String(), "error", err)
 	}
-	left, store := req.leaveAlteration(ctx)
-	if store != nil || !left {
-		return errors.Join(err, store)
-	}
-	req.logger.Warn("stopped waiting for an expansion or modification: its volume is being released",
-		"volume", req.name.String(), "error", err)
-	req.waited(ctx)
+	req.clearWait(ctx)
 	return nil
 }
 
@@ -170,14 +175,14 @@ func (req *request) leaveAlteration(ctx context.Context) (left bool, err error) 
 	return req.controller.LeaveAlteration(ctx, req.key.Volume)
 }
 
-// own reports whether the call was made for this request.
-func (req *request) own(open registry.Intent) bool {
+// madeOpenCall reports whether the call was made for this request.
+func (req *request) madeOpenCall(open registry.Intent) bool {
 	return open.Alloc == req.key.Alloc && open.Request == req.key.Request
 }
 
-// failed records why the current step failed, and when it is tried again. If next is zero, the step is tried again at
-// the next request of the host.
-func (req *request) failed(ctx context.Context, err error, next time.Time) {
+// recordFailure records why the current step failed, and when it is tried again. If next is zero, the step is tried
+// again at the next request of the host.
+func (req *request) recordFailure(ctx context.Context, err error, next time.Time) {
 	w := registry.Wait{Next: next, Detail: err.Error()}
 	if call, ok := errors.AsType[*registry.CallError](err); ok {
 		// a ControllerExpandVolume may block the current step, but is not a step of an alloc itself
@@ -185,33 +190,40 @@ func (req *request) failed(ctx context.Context, err error, next time.Time) {
 		w.For, w.RPC, w.Code, w.Detail = "plugin "+string(req.key.Volume.Plugin), call.RPC, call.Code, call.Detail
 		w.Attempt, w.Advice = max(call.Attempt, 1), intent.PolicyOf(call.RPC).Row(call.Code).Advice
 	}
-	req.waits(ctx, w)
+	req.recordWait(ctx, w)
 }
 
-// waited clears the request's recorded wait for a plugin, a lock or a creation, even if an earlier shim recorded it.
-func (req *request) waited(ctx context.Context) {
-	over := func(w registry.Wait) bool {
-		return w.Request == req.key.Request &&
-			(w.Step == registry.StepPlugin || w.Step == registry.StepTurn || w.Step == registry.StepCreate)
-	}
-	req.rewait(ctx, func(list []registry.Wait) ([]registry.Wait, bool) {
-		next := slices.DeleteFunc(slices.Clone(list), over)
-		return next, len(next) < len(list)
-	})
+// recordWait records w as the wait of the current step.
+func (req *request) recordWait(ctx context.Context, w registry.Wait) {
+	req.storeWait(ctx, req.waitOfStep(w))
 }
 
-// waits records w as the wait of the current step.
-func (req *request) waits(ctx context.Context, w registry.Wait) { req.record(ctx, req.waiting(w)) }
-
-// waiting returns w with the fields of the current step.
-func (req *request) waiting(w registry.Wait) registry.Wait {
+// waitOfStep returns w with the fields of the current step.
+func (req *request) waitOfStep(w registry.Wait) registry.Wait {
 	w.Alloc, w.Request, w.Volume, w.Step, w.Since = req.key.Alloc, req.key.Request, req.name, req.step, req.Now()
 	return w
 }
 
-// record adds a wait to the alloc's record.
-func (req *request) record(ctx context.Context, w registry.Wait) {
-	req.rewait(ctx, func(list []registry.Wait) ([]registry.Wait, bool) { return waitingFor(list, w) })
+// storeWait stores w in place of the earlier wait of the request.
+func (req *request) storeWait(ctx context.Context, w registry.Wait) {
+	req.editWaits(ctx, func(waits []registry.Wait) []registry.Wait {
+		i := slices.IndexFunc(waits, func(old registry.Wait) bool { return old.Request == w.Request })
+		if i < 0 {
+			return append(waits, w)
+		}
+		waits[i] = continueWait(waits[i], w)
+		return waits
+	})
+}
+
+// clearWait clears the request's recorded wait for a plugin, a lock or a creation, even if an earlier shim recorded it.
+func (req *request) clearWait(ctx context.Context) {
+	req.editWaits(ctx, func(waits []registry.Wait) []registry.Wait {
+		return slices.DeleteFunc(waits, func(w registry.Wait) bool {
+			return w.Request == req.key.Request &&
+				(w.Step == registry.StepPlugin || w.Step == registry.StepTurn || w.Step == registry.StepCreate)
+		})
+	})
 }
 
 // long is the duration from which a wait is recorded. After a swap there are many shorter waits.
@@ -220,11 +232,11 @@ const long = 100 * time.Millisecond
 // recordLongWait records w if the wait becomes long. The caller must call ended when the wait ends; after that nothing
 // is recorded.
 func (req *request) recordLongWait(ctx context.Context, w registry.Wait) (ended func()) {
-	w = req.waiting(w)
+	w = req.waitOfStep(w)
 	recorded := make(chan struct{})
 	timer := time.AfterFunc(long, func() {
 		defer close(recorded)
-		req.record(ctx, w)
+		req.storeWait(ctx, w)
 	})
 	return func() {
 		if !timer.Stop() {
@@ -233,42 +245,29 @@ func (req *request) recordLongWait(ctx context.Context, w registry.Wait) (ended 
 	}
 }
 
-// rewait changes the recorded waits of the alloc. Only people read them, so a failed commit is logged.
-func (req *request) rewait(ctx context.Context, change func([]registry.Wait) (next []registry.Wait, changed bool)) {
+// editWaits changes the recorded waits of the alloc. edit may change its argument. Only people read the waits, so a
+// failed commit is logged.
+func (req *request) editWaits(ctx context.Context, edit func(waits []registry.Wait) []registry.Wait) {
 	if intent.Released(ctx) {
 		return
 	}
 	ctx = context.WithoutCancel(ctx)
-	_, err := registry.Ensure(ctx, req.State, func(v registry.View) (out registry.Change, err error) {
+	_, err := registry.Ensure(ctx, req.State, func(v registry.View) (change registry.Change, err error) {
 		al, known := v.Alloc(req.key.Alloc)
-		if next, changed := change(al.Waiting); known && changed {
+		if next := edit(slices.Clone(al.Waiting)); known && !slices.Equal(next, al.Waiting) {
 			al.Waiting = next
-			out.Put = []registry.Record{al}
+			change.Put = []registry.Record{al}
 		}
-		return out, nil
+		return change, nil
 	})
 	if err != nil {
 		req.logger.Warn("cannot record what an alloc waits for", "alloc", req.key.Alloc, "error", err)
 	}
 }
 
-// waitingFor returns the list with w in place of the earlier wait of its request.
-func waitingFor(list []registry.Wait, w registry.Wait) (next []registry.Wait, changed bool) {
-	changed = true
-	for _, old := range list {
-		if old.Request != w.Request {
-			next = append(next, old)
-			continue
-		}
-		w = retrying(old, w)
-		changed = old != w
-	}
-	return append(next, w), changed
-}
-
-// retrying returns w as the continuation of old, if both are about the same step. It adds the time and the attempts of
+// continueWait returns w as the continuation of old, if both are about the same step. It adds the time and the attempts of
 // old, and keeps the last response until there is a newer one.
-func retrying(old, w registry.Wait) registry.Wait {
+func continueWait(old, w registry.Wait) registry.Wait {
 	if old.Step != w.Step || old.RPC != w.RPC {
 		return w
 	}

@@ -152,20 +152,13 @@ func (s *Stager) stageCall(
 	}), at.Host}, nil
 }
 
-func (s *Stager) admitted(view registry.View) error {
-	if s.Admitted == nil {
-		return nil
-	}
-	return s.Admitted(view)
-}
-
 // staging returns the change that marks the stage as sent, or an error if the stage conflicts with the records.
 func (s *Stager) staging(
 	view registry.View, v registry.Volume, u registry.Usage, at registry.Tree,
 ) (registry.Change, error) {
 	st := s.stateOf(view, v.VolumeKey())
 	p := stagingOf(view, v)
-	if err := s.admitted(view); err != nil {
+	if err := s.Admitted(view); err != nil {
 		return registry.Change{}, err
 	}
 	switch {

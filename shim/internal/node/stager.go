@@ -39,6 +39,9 @@ type Stager struct {
 
 // NewStager returns a stager that calls node plugins through fleet.
 func NewStager(calls intent.Calls, fleet *csi.Fleet, m Machine, o Options) *Stager {
+	if o.Admitted == nil {
+		o.Admitted = func(registry.View) error { return nil }
+	}
 	return &Stager{Calls: calls, fleet: fleet, machine: m, Options: o}
 }
 

@@ -42,7 +42,7 @@ func allocStatus(v registry.View, al registry.Alloc) registry.AllocStatus {
 func allocStatusWith(v registry.View, al registry.Alloc, claims []registry.Claim) registry.AllocStatus {
 	out := registry.AllocStatus{Alloc: al}
 	for _, c := range claims {
-		r := refOf(v, c.ClaimKey())
+		r, _ := v.Ref(c.ClaimKey())
 		use := registry.AllocVolume{
 			Request: c.Request, Name: c.Name, Volume: c.Volume, Usage: c.Usage, Publish: r.Publish, Target: r.Target,
 			Trouble: r.Trouble, Troubled: r.Troubled, Wait: waitOf(v, al, c),
@@ -72,15 +72,6 @@ func allocStatusWith(v registry.View, al registry.Alloc, claims []registry.Claim
 	return out
 }
 
-// refOf returns the ref of the claim, or the zero value if there is none.
-func refOf(v registry.View, k registry.ClaimKey) registry.Ref {
-	refs := v.Refs(k.Volume)
-	if i := slices.IndexFunc(refs, func(r registry.Ref) bool { return r.ClaimKey() == k }); i >= 0 {
-		return refs[i]
-	}
-	return registry.Ref{}
-}
-
 // waitOf returns the current wait of a claim's request: the wait of its open call, or else the recorded one. A request
 // that waits for a plugin or a lock has no open call. An open call of the volume then belongs to another request.
 func waitOf(v registry.View, al registry.Alloc, c registry.Claim) *registry.Wait {
@@ -105,7 +96,7 @@ func waitOf(v registry.View, al registry.Alloc, c registry.Claim) *registry.Wait
 		w.Next = known.Next
 	}
 	if known != nil {
-		w = retrying(*known, w)
+		w = continueWait(*known, w)
 	}
 	return &w
 }
@@ -193,7 +184,7 @@ func volumeStatus(v registry.View, vol registry.Volume, waits []registry.Wait) r
 		out.Intent = &in
 	}
 	for _, c := range v.Claims(vol.VolumeKey()) {
-		r := refOf(v, c.ClaimKey())
+		r, _ := v.Ref(c.ClaimKey())
 		out.Holders = append(out.Holders, registry.Holder{Claim: c, Publish: r.Publish, Target: r.Target,
 			Trouble: r.Trouble, Troubled: r.Troubled})
 	}

@@ -40,7 +40,7 @@ func TestWaitGoesOn(t *testing.T) {
 		"another call of one": {stage(4, noon, "", ""), registry.Wait{Step: registry.StepStage, RPC: "X", Since: later},
 			registry.Wait{Step: registry.StepStage, RPC: "X", Since: later}},
 	} {
-		if got := retrying(c.old, c.now); got != c.want {
+		if got := continueWait(c.old, c.now); got != c.want {
 			t.Errorf("%s: %+v, want %+v", name, got, c.want)
 		}
 	}

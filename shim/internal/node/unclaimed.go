@@ -66,14 +66,10 @@ func (a *Allocs) takeDownUnclaimed(l leftover) {
 		return
 	}
 	a.unclaimed[l.volume] = a.workers.start(func(ctx context.Context) {
-		persist(ctx, func(pause time.Duration) error {
+		log := a.logger.With("volume", l.name.String())
+		a.persist(ctx, log, "cannot release a volume without a claim yet", func(time.Time) error {
 			req := &request{Allocs: a, key: registry.ClaimKey{Volume: l.volume}, name: l.name}
-			err := req.clear(ctx)
-			if err != nil && ctx.Err() == nil {
-				a.logger.Warn("cannot release a volume without a claim yet", "volume", l.name.String(), "again_in",
-					pause.String(), "error", err)
-			}
-			return err
+			return req.clear(ctx)
 		})
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -83,11 +79,11 @@ func (a *Allocs) takeDownUnclaimed(l leftover) {
 
 // clear unstages and detaches a volume that has no claim.
 func (req *request) clear(ctx context.Context) (err error) {
-	leave, err := req.turn(ctx, "the release of an unclaimed volume")
+	unlock, err := req.lock(ctx, "the release of an unclaimed volume")
 	if err != nil {
 		return err
 	}
-	defer leave()
+	defer unlock()
 	var l leftover
 	var still bool
 	err = req.State.View(ctx, func(v registry.View) error { l, still = req.leftoverOf(v, req.key.Volume); return nil })
