@@ -137,9 +137,9 @@ func (s *Stager) Abandon(ctx context.Context, key registry.ClaimKey, last bool, 
 		return err
 	}
 	for _, a := range list { // package doctor finds what remains
-		s.tidy(a.path)
+		s.removeDirs(a.path)
 		if a.rpc == registry.NodeUnpublishRPC {
-			s.tidy(filepath.Dir(a.path))
+			s.removeDirs(filepath.Dir(a.path))
 		}
 	}
 	return nil

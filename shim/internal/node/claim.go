@@ -69,8 +69,8 @@ func (req *request) provide(
 	return vol, err
 }
 
-// awaitController waits for the controller of the plugin. If another node can make the plugin's calls, it does not wait:
-// the call itself waits for that node.
+// awaitController waits for the controller of the plugin. If another node can make the plugin's calls, it does not
+// wait: the call itself waits for that node.
 func (req *request) awaitController(ctx context.Context, plugin registry.PluginID) error {
 	elsewhere := false
 	err := req.State.View(ctx, func(v registry.View) error {

@@ -42,7 +42,7 @@ func (s *Stager) Grow(
 	if !repeats && !needsGrow(st) {
 		return n, nil
 	}
-	at, mounted, err := s.place(st, repeats)
+	at, mounted, err := s.expandSite(st, repeats)
 	switch {
 	case err != nil:
 		return n, fmt.Errorf("expand volume %s on its node: %w", st.volume.VolumeName(), err)
@@ -60,7 +60,7 @@ func (s *Stager) Grow(
 		return n, err
 	case !repeats && !inst.Fingerprint.Has(registry.NodeExpand):
 		return n, s.recordUnable(ctx, st, inst)
-	case !repeats && !fits(inst, st):
+	case !repeats && !stagesAsBefore(inst, st):
 		return n, nil
 	}
 	if err := s.grow(ctx, by, st, at); err != nil {
@@ -103,10 +103,10 @@ func (s *Stager) Grows(ctx context.Context, v registry.Volume) (bool, error) {
 	if st.volume = v; !needsGrow(st) {
 		return st.staging.Expanded.Answers(v), nil
 	}
-	if inst, found := s.FindFor(ctx, registry.RoleNode, v.VolumeKey()); found && !fits(inst, st) {
+	if inst, found := s.FindFor(ctx, registry.RoleNode, v.VolumeKey()); found && !stagesAsBefore(inst, st) {
 		return false, nil
 	}
-	_, mounted, err := s.place(st, false)
+	_, mounted, err := s.expandSite(st, false)
 	return mounted || err != nil, nil // if the mount could not be inspected, Grow tries again
 }
 
@@ -122,8 +122,8 @@ func (s *Stager) Uses(ctx context.Context, key registry.VolumeKey) (users []stri
 	return users, err
 }
 
-// fits reports whether the plugin still stages volumes, or still does not, as when it mounted this volume.
-func fits(inst registry.Instance, st state) bool {
+// stagesAsBefore reports whether the plugin still stages volumes, or still does not, as when it mounted this volume.
+func stagesAsBefore(inst registry.Instance, st state) bool {
 	return inst.Fingerprint.Has(registry.StageUnstage) == st.staging.Stages
 }
 
@@ -134,11 +134,11 @@ type site struct {
 	usage  registry.Usage
 }
 
-// place returns where the volume can be expanded on this node, and whether it is mounted there. At a path without a
-// mount, the plugin would expand the file system below. repeats means that a call is open, so a mount that may exist
+// expandSite returns where the volume can be expanded on this node, and whether it is mounted there. At a path without
+// a mount, the plugin would expand the file system below. repeats means that a call is open, so a mount that may exist
 // counts too.
-func (s *Stager) place(st state, repeats bool) (where site, mounted bool, err error) {
-	where, found := s.site(st, repeats)
+func (s *Stager) expandSite(st state, repeats bool) (where site, mounted bool, err error) {
+	where, found := s.recordedSite(st, repeats)
 	switch {
 	case !found:
 	case where.at != where.staged:
@@ -146,14 +146,14 @@ func (s *Stager) place(st state, repeats bool) (where site, mounted bool, err er
 	case repeats && st.staging.State != registry.MarkDone:
 		mounted, err = s.isThere(where.at, true)
 	default:
-		mounted, err = s.stands(st)
+		mounted, err = s.stillStaged(st)
 	}
 	return where, mounted, err
 }
 
-// site returns where the volume is mounted for writing, according to the records of this boot. While a call is open,
-// only the path of that call counts.
-func (s *Stager) site(st state, repeats bool) (site, bool) {
+// recordedSite returns where the volume is mounted for writing, according to the records of this boot. While a call is
+// open, only the path of that call counts.
+func (s *Stager) recordedSite(st state, repeats bool) (site, bool) {
 	up := func(m registry.Mark, boot string) bool {
 		return (m == registry.MarkDone || repeats && m != registry.MarkNone) && boot == s.machine.Boot()
 	}

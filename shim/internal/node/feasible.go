@@ -24,7 +24,7 @@ func (a *Allocs) Feasible(
 	err = a.State.View(ctx, func(v registry.View) error {
 		at = v.Index()
 		if al, known := v.Alloc(g.Alloc); known && al.State == registry.AllocReleasing {
-			return isReleased(g.Alloc)
+			return releasedError(g.Alloc)
 		}
 		reasons = a.feasibleGroup(v, g, spec, a.host.Node)
 		return nil

@@ -117,12 +117,12 @@ func (a *Allocs) forceSteps(ctx context.Context, id registry.AllocID) (steps []r
 	return steps, nil
 }
 
-// abort ends the running teardown of the alloc. Release then starts a new one.
+// abort ends the running release of the alloc. Release then starts a new one.
 func (a *Allocs) abort(id registry.AllocID) {
 	a.mu.Lock()
 	w := a.busy[id]
 	a.mu.Unlock()
-	if w != nil && w.teardown {
+	if w != nil && w.release {
 		w.abort(errForced)
 		<-w.done
 	}

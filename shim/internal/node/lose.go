@@ -35,8 +35,8 @@ func (a *Allocs) Lose(ctx context.Context, why string) error {
 		return fmt.Errorf("record that allocs have lost their volumes: %w", err)
 	}
 	for _, id := range allocs {
-		a.stop(id)
-		a.teardown(id)
+		a.stopPrepare(id)
+		a.startRelease(id)
 	}
 	return a.TakeDownUnclaimed(ctx)
 }

@@ -22,76 +22,57 @@ func (s *Stager) MountParts(
 	if err != nil {
 		return nil, err
 	}
+	name := st.volume.VolumeName()
 	r, _ := st.ref(key)
-	if err := s.divisible(st, r); err != nil {
-		return nil, err
+	switch {
+	case r.Usage.Attachment == registry.BlockDevice:
+		return nil, registry.Invalid("volume %s is a block device, which has no parts; remove sub_path", name)
+	case r.Publish != registry.MarkDone || r.Boot != s.machine.Boot():
+		return nil, conflict("volume %s is not published; it has to be published first", name)
 	}
 	at = map[string]string{}
 	var missing []hooks.Part
 	for _, p := range parts {
 		at[p.Path] = s.Layout.Part(key, p.Path)
-		mounted, err := s.partMounted(r, p)
+		has, err := s.hasPart(r, at[p.Path])
 		if err != nil {
-			return nil, fmt.Errorf("mount %q of volume %s: %w", p.Path, st.volume.VolumeName(), err)
+			return nil, fmt.Errorf("mount %q of volume %s: %w", p.Path, name, err)
 		}
-		if !mounted {
+		if !has {
 			missing = append(missing, p)
 		}
 	}
-	if err := s.mountMissing(ctx, st, r, missing); err != nil {
-		return nil, err
+	if err := s.recordParts(ctx, r, missing, registry.MarkSent); err != nil {
+		return nil, fmt.Errorf("record parts of volume %s: %w", name, err)
 	}
-	return at, nil
+	for _, p := range missing {
+		if err := s.mountPart(ctx, r, p, at[p.Path]); err != nil {
+			return nil, fmt.Errorf("mount %q of volume %s for alloc %s as %q: %w", p.Path, name, r.Alloc, r.Request,
+				err)
+		}
+	}
+	return at, s.recordParts(ctx, r, missing, registry.MarkDone)
 }
 
-// divisible returns nil if the shim can mount parts of the published volume.
-func (s *Stager) divisible(st state, r registry.Ref) error {
-	switch {
-	case r.Usage.Attachment == registry.BlockDevice:
-		return registry.Invalid("volume %s is a block device, which has no parts; remove sub_path",
-			st.volume.VolumeName())
-	case r.Publish != registry.MarkDone || r.Boot != s.machine.Boot():
-		return conflict("volume %s is not published; it has to be published first", st.volume.VolumeName())
+// hasPart reports whether a part is mounted at a path. A mount without a record there is an error.
+func (s *Stager) hasPart(r registry.Ref, at string) (bool, error) {
+	if !slices.ContainsFunc(r.Parts, func(p registry.Part) bool { return p.At == at }) {
+		return false, s.checkNoMount(at)
 	}
-	return nil
-}
-
-// partMounted reports whether a part is mounted. A mount without a record at its path is an error.
-func (s *Stager) partMounted(r registry.Ref, p hooks.Part) (bool, error) {
-	place := s.Layout.Part(r.ClaimKey(), p.Path)
-	known := slices.ContainsFunc(r.Parts, func(o registry.Part) bool { return o.At == place })
-	if !known {
-		return false, s.checkNoMount(place)
-	}
-	has, _, err := s.machine.HasPart(r.Target.Host, place)
+	has, _, err := s.machine.HasPart(r.Target.Host, at)
 	return has, err
 }
 
-// mountMissing records and mounts parts.
-func (s *Stager) mountMissing(ctx context.Context, st state, r registry.Ref, missing []hooks.Part) error {
-	if err := s.recordParts(ctx, r, missing, registry.MarkSent); err != nil {
-		return fmt.Errorf("record parts of volume %s: %w", st.volume.VolumeName(), err)
-	}
-	for _, p := range missing {
-		if err := s.mountPart(ctx, r, p, !r.Usage.ReadOnly && !p.ReadOnly); err != nil {
-			return fmt.Errorf("mount %q of volume %s for alloc %s as %q: %w", p.Path, st.volume.VolumeName(), r.Alloc,
-				r.Request, err)
-		}
-	}
-	return s.recordParts(ctx, r, missing, registry.MarkDone)
-}
-
 // mountPart mounts a part. A part of an earlier mount of the volume is unmounted first; if it is in use, that fails.
-func (s *Stager) mountPart(ctx context.Context, r registry.Ref, p hooks.Part, create bool) error {
-	place := s.Layout.Part(r.ClaimKey(), p.Path)
-	_, mounted, err := s.machine.HasPart(r.Target.Host, place)
+func (s *Stager) mountPart(ctx context.Context, r registry.Ref, p hooks.Part, at string) error {
+	_, mounted, err := s.machine.HasPart(r.Target.Host, at)
 	if err == nil && mounted {
-		err = s.machine.UnmountPart(ctx, place)
+		err = s.machine.UnmountPart(ctx, at)
 	}
 	if err != nil {
 		return err
 	}
-	return s.machine.MountPart(ctx, r.Target.Host, p.Path, place, create)
+	return s.machine.MountPart(ctx, r.Target.Host, p.Path, at, !r.Usage.ReadOnly && !p.ReadOnly)
 }
 
 // recordParts records parts of the published volume with the mark.

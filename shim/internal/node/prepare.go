@@ -39,21 +39,21 @@ type Allocs struct {
 
 	workers workers
 	mu      sync.Mutex // guards busy and unclaimed; held only for map access
-	// busy maps an alloc to its running Prepare or teardown.
+	// busy maps an alloc to its running Prepare or release.
 	busy map[registry.AllocID]*work
 	// unclaimed is the set of volumes without a claim that are being released.
 	unclaimed map[registry.VolumeKey]bool
 }
 
-// work is a running Prepare or teardown.
+// work is a running Prepare or release.
 type work struct {
-	teardown bool
+	release  bool
 	stopped  atomic.Bool // a Release has ended this Prepare
 	cancel   context.CancelCauseFunc
-	abort    context.CancelCauseFunc // of a teardown; the next teardown begins anew
+	abort    context.CancelCauseFunc // of a release; the next release begins anew
 	done     chan struct{}
-	cut      error // why the teardown ended before it was done. Readable once done is closed
-	kept     bool  // the teardown has kept the alloc's record for the host. Readable once done is closed
+	endCause error // why the release ended before it was done. Readable once done is closed
+	kept     bool  // the release has kept the alloc's record for the host. Readable once done is closed
 }
 
 // Host describes the host, as reported by Hello.
@@ -85,7 +85,7 @@ func (a *Allocs) Run(ctx context.Context) error {
 		return fmt.Errorf("load allocs: %w", err)
 	}
 	for _, id := range releasing {
-		a.teardown(id)
+		a.startRelease(id)
 	}
 	a.workers.start(func(ctx context.Context) {
 		a.persist(ctx, a.logger, "cannot list unclaimed volumes yet", func(time.Time) error {
@@ -102,7 +102,7 @@ func (a *Allocs) Prepare(ctx context.Context, call registry.Call, g hooks.AllocG
 	if err != nil {
 		return nil, err
 	}
-	ctx, finish, err := a.begin(ctx, g.Alloc)
+	ctx, finish, err := a.beginPrepare(ctx, g.Alloc)
 	if err != nil {
 		return nil, err
 	}
@@ -186,7 +186,7 @@ func (a *Allocs) admission(ctx context.Context, g hooks.AllocGroup) registry.Dec
 		case ctx.Err() != nil:
 			return registry.Change{}, context.Cause(ctx)
 		case known && al.State == registry.AllocReleasing:
-			return registry.Change{}, isReleased(g.Alloc)
+			return registry.Change{}, releasedError(g.Alloc)
 		case known:
 			return registry.Change{}, nil
 		}
@@ -198,23 +198,23 @@ func (a *Allocs) admission(ctx context.Context, g hooks.AllocGroup) registry.Dec
 	}
 }
 
-func isReleased(id registry.AllocID) error {
+func releasedError(id registry.AllocID) error {
 	return registry.Errorf(registry.ErrConflict, "%w: alloc %s; wait for it, and place a new alloc", errReleased, id)
 }
 
-// begin waits until no other Prepare runs for the alloc, and makes this one cancellable by a Release. A Release during
-// the wait cancels it too.
-func (a *Allocs) begin(ctx context.Context, id registry.AllocID) (context.Context, func(), error) {
+// beginPrepare waits until no other Prepare runs for the alloc, and makes this one cancellable by a Release. A Release
+// during the wait cancels it too.
+func (a *Allocs) beginPrepare(ctx context.Context, id registry.AllocID) (context.Context, func(), error) {
 	for {
 		a.mu.Lock()
 		other := a.busy[id]
 		if other == nil {
 			break
 		}
-		released := other.teardown
+		released := other.release
 		a.mu.Unlock()
 		if released {
-			return nil, nil, isReleased(id)
+			return nil, nil, releasedError(id)
 		}
 		select {
 		case <-other.done:
@@ -222,18 +222,18 @@ func (a *Allocs) begin(ctx context.Context, id registry.AllocID) (context.Contex
 			return nil, nil, fmt.Errorf("wait for an earlier call for alloc %s: %w", id, context.Cause(ctx))
 		}
 		if other.stopped.Load() {
-			return nil, nil, isReleased(id)
+			return nil, nil, releasedError(id)
 		}
 	}
 	defer a.mu.Unlock()
 	ctx, cancel := context.WithCancelCause(ctx)
 	w := &work{cancel: cancel, done: make(chan struct{})}
 	a.busy[id] = w
-	return ctx, func() { cancel(nil); a.end(id, w) }, nil
+	return ctx, func() { cancel(nil); a.endWork(id, w) }, nil
 }
 
-// stop cancels the running Prepare of the alloc, if any.
-func (a *Allocs) stop(id registry.AllocID) {
+// stopPrepare cancels the running Prepare of the alloc, if any.
+func (a *Allocs) stopPrepare(id registry.AllocID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if w := a.busy[id]; w != nil {
@@ -246,7 +246,7 @@ func (w *work) stop() {
 	w.cancel(errReleased)
 }
 
-func (a *Allocs) end(id registry.AllocID, w *work) {
+func (a *Allocs) endWork(id registry.AllocID, w *work) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.busy[id] == w {
@@ -255,14 +255,14 @@ func (a *Allocs) end(id registry.AllocID, w *work) {
 	close(w.done)
 }
 
-// readyChange returns the change that records that all volumes of the alloc are published. It fails if the alloc is being
-// released.
+// readyChange returns the change that records that all volumes of the alloc are published. It fails if the alloc is
+// being released.
 func readyChange(
 	v registry.View, call registry.Call, id registry.AllocID, plans map[string]hooks.Plan,
 ) (registry.Change, error) {
 	al, known := v.Alloc(id)
 	if !known || al.State == registry.AllocReleasing {
-		return registry.Change{}, isReleased(id)
+		return registry.Change{}, releasedError(id)
 	}
 	op, _ := v.Operation(call.ID)
 	if al.State == registry.AllocReady && len(al.Waiting) == 0 && (call.ID == "" || len(op.Answer) > 0) {
@@ -294,10 +294,10 @@ func (a *Allocs) Sync(ctx context.Context, living []registry.AllocID) ([]registr
 		return nil, err
 	}
 	for _, id := range gone {
-		if _, err := a.releasing(ctx, registry.Call{}, id, false); err != nil {
+		if _, err := a.recordRelease(ctx, registry.Call{}, id, false); err != nil {
 			return nil, err
 		}
-		a.teardown(id)
+		a.startRelease(id)
 	}
 	return gone, nil
 }

@@ -28,11 +28,11 @@ func (s *Stager) Publish(
 	}
 	r, _ := st.ref(key)
 	if r.Publish == registry.MarkDone && r.Usage == u && r.Boot == s.machine.Boot() {
-		at, stands, err := s.published(ctx, r)
-		if err == nil && stands {
+		at, there, err := s.published(ctx, r)
+		if err == nil && there {
 			err = s.mount(ctx, calls...)
 		}
-		if err != nil || stands {
+		if err != nil || there {
 			return at, err
 		}
 	}
@@ -65,11 +65,11 @@ func (s *Stager) Publish(
 
 // published returns where the volume is published, and whether it is still there. It looks for a file system in the
 // mount table. It looks for a block device at the path, because the plugin may have made the device.
-func (s *Stager) published(ctx context.Context, r registry.Ref) (at hooks.Published, stands bool, err error) {
+func (s *Stager) published(ctx context.Context, r registry.Ref) (at hooks.Published, there bool, err error) {
 	at = hooks.Published{Target: r.Target, Usage: r.Usage}
 	if r.Usage.Attachment != registry.BlockDevice {
-		stands, err = s.machine.Mounted(r.Target.Host)
-		return at, stands, err
+		there, err = s.machine.Mounted(r.Target.Host)
+		return at, there, err
 	}
 	found, err := s.machine.Inspect(ctx, r.Target.Host)
 	if err != nil {
@@ -99,7 +99,7 @@ func (s *Stager) publishCall(
 	return mountCall{s.To(ctx, by, intent.Call{
 		Intent: open,
 		What:   what,
-		Before: func(view registry.View) (registry.Change, error) { return s.publishing(view, v, r, stages) },
+		Before: func(view registry.View) (registry.Change, error) { return s.publishChange(view, v, r, stages) },
 		Renew:  func(ctx context.Context) { request.Secrets = s.Renew(ctx, v.VolumeSpec, request.Secrets) },
 		Done: func(view registry.View) registry.Change {
 			done := r
@@ -158,12 +158,12 @@ func contextOf(v registry.Volume) map[string]string {
 func (s *Stager) awaitPublished(
 	ctx context.Context, by registry.InstanceKey, r registry.Ref,
 ) (at hooks.Published, err error) {
-	stands, err := pollMounts(ctx, func() (stands bool, err error) {
-		at, stands, err = s.published(ctx, r)
-		return stands, err
+	there, err := pollMounts(ctx, func() (there bool, err error) {
+		at, there, err = s.published(ctx, r)
+		return there, err
 	})
 	switch {
-	case err != nil || stands:
+	case err != nil || there:
 	case r.Usage.Attachment == registry.BlockDevice:
 		err = mountMismatch(registry.NodePublishRPC, by,
 			"the plugin answered OK, but there was no block device at %s on the host %v later; its log may say why",
@@ -178,8 +178,8 @@ func (s *Stager) awaitPublished(
 	return at, err
 }
 
-// publishing returns the change that records the ref, or an error if the publish conflicts with the records.
-func (s *Stager) publishing(
+// publishChange returns the change that records the ref, or an error if the publish conflicts with the records.
+func (s *Stager) publishChange(
 	view registry.View, v registry.Volume, r registry.Ref, stages bool,
 ) (registry.Change, error) {
 	st := s.stateOf(view, r.Volume)
@@ -302,21 +302,21 @@ func (s *Stager) unpublishCall(
 	}, func(ctx context.Context, inst registry.Instance) error {
 		request.TargetPath = pathAt(inst, r.Target)
 		answer := s.fleet.Unpublish(ctx, inst.InstanceKey, request)
-		if err := s.gone(ctx, open.RPC, inst.InstanceKey, r.Target.Host, answer); err != nil {
+		if err := s.awaitUnmounted(ctx, open.RPC, inst.InstanceKey, r.Target.Host, answer); err != nil {
 			return err
 		}
-		left = s.tidyTarget(r)
+		left = s.removeTarget(r)
 		return nil
 	})
 }
 
-// tidyTarget removes the target's parent. A plugin should have removed the target; many leave an empty directory.
-func (s *Stager) tidyTarget(r registry.Ref) string {
+// removeTarget removes the target's parent. A plugin should have removed the target; many leave an empty directory.
+func (s *Stager) removeTarget(r registry.Ref) string {
 	parent := filepath.Dir(r.Target.Host)
 	if s.machine.RemoveDir(parent) == nil {
 		return ""
 	}
-	return s.tidy(r.Target.Host, parent)
+	return s.removeDirs(r.Target.Host, parent)
 }
 
 // intent returns the intent of a call for one publish.

@@ -20,15 +20,15 @@ import (
 // release continues in the background, also after a restart. An unknown alloc counts as released. Volumes are deleted
 // as their create blocks say, unless every Release of the alloc was called with keep.
 func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.AllocID, keep bool) error {
-	a.stop(id) // before the record is read: a Prepare may be about to write it
-	known, err := a.releasing(ctx, call, id, keep)
+	a.stopPrepare(id) // before the record is read: a Prepare may be about to write it
+	known, err := a.recordRelease(ctx, call, id, keep)
 	if err != nil || !known {
 		return err
 	}
 	var w *work
-	// a teardown that ended early begins anew
-	for again := true; again; again = ctx.Err() == nil && (w.kept || errors.Is(w.cut, errForced)) {
-		if w = a.teardown(id); w == nil {
+	// a release that ended early begins anew
+	for again := true; again; again = ctx.Err() == nil && (w.kept || errors.Is(w.endCause, errForced)) {
+		if w = a.startRelease(id); w == nil {
 			return registry.Errorf(registry.ErrUnavailable, "alloc %s will be released by the next shim: this one ends",
 				id)
 		}
@@ -43,16 +43,16 @@ func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.Al
 	case ctx.Err() != nil:
 		return fmt.Errorf("alloc %s is still being released in the background: %w", id,
 			errors.Join(context.Cause(ctx), a.releaseWaits(ctx, id)))
-	case w.cut != nil: // the shim ends, and ctx will end too
-		return fmt.Errorf("alloc %s is still being released: %w", id, w.cut)
+	case w.endCause != nil: // the shim ends, and ctx will end too
+		return fmt.Errorf("alloc %s is still being released: %w", id, w.endCause)
 	}
-	return a.gone(ctx, call, id)
+	return a.answerReleased(ctx, call, id)
 }
 
-// releasing records that the alloc is being released. From then on the release continues until it is done. The
+// recordRelease records that the alloc is being released. From then on the release continues until it is done. The
 // transaction that deletes the alloc stores the response of the call that began the release. A later call may clear
 // keep but never set it, so the order of calls does not matter.
-func (a *Allocs) releasing(
+func (a *Allocs) recordRelease(
 	ctx context.Context, call registry.Call, id registry.AllocID, keep bool,
 ) (known bool, err error) {
 	_, err = registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
@@ -77,17 +77,17 @@ func (a *Allocs) releasing(
 	return known, nil
 }
 
-// teardown starts a worker goroutine that releases the alloc, unless one runs already. It cancels a running Prepare. It
-// returns nil if the workers have ended.
-func (a *Allocs) teardown(id registry.AllocID) *work {
+// startRelease starts a worker goroutine that releases the alloc, unless one runs already. It cancels a running
+// Prepare. It returns nil if the workers have ended.
+func (a *Allocs) startRelease(id registry.AllocID) *work {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	earlier := a.busy[id]
-	if earlier != nil && earlier.teardown {
+	if earlier != nil && earlier.release {
 		return earlier
 	}
 	aborted, abort := context.WithCancelCause(context.Background())
-	w := &work{teardown: true, cancel: func(error) {}, abort: abort, done: make(chan struct{})}
+	w := &work{release: true, cancel: func(error) {}, abort: abort, done: make(chan struct{})}
 	if earlier != nil {
 		earlier.stop()
 	}
@@ -97,7 +97,7 @@ func (a *Allocs) teardown(id registry.AllocID) *work {
 				a.resumeKept(id)
 			}
 		}()
-		defer a.end(id, w)
+		defer a.endWork(id, w)
 		defer abort(nil)
 		if earlier != nil {
 			<-earlier.done
@@ -105,8 +105,8 @@ func (a *Allocs) teardown(id registry.AllocID) *work {
 		ctx, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
 		defer context.AfterFunc(aborted, func() { cancel(context.Cause(aborted)) })()
-		w.kept = a.takeDown(ctx, id)
-		w.cut = context.Cause(ctx)
+		w.kept = a.releaseAll(ctx, id)
+		w.endCause = context.Cause(ctx)
 	})
 	if !started {
 		return nil
@@ -115,20 +115,20 @@ func (a *Allocs) teardown(id registry.AllocID) *work {
 	return w
 }
 
-// resumeKept continues a teardown that kept the alloc's record for its host, if the host has released the alloc since.
-// That release may have found the teardown still running, and started no other.
+// resumeKept continues a release that kept the alloc's record for its host, if the host has released the alloc since.
+// That release may have found the release still running, and started no other.
 func (a *Allocs) resumeKept(id registry.AllocID) {
 	var al registry.Alloc
 	err := a.State.View(context.Background(), func(v registry.View) error { al, _ = v.Alloc(id); return nil })
 	if err == nil && al.ID != "" && !al.Lost {
-		a.teardown(id)
+		a.startRelease(id)
 	}
 }
 
-// takeDown releases all volumes of the alloc at the same time, so that none delays another. Then it deletes the records
-// of the alloc and of its inline volumes. It retries until that is done or ctx ends. kept means that the host has yet
-// to release the alloc.
-func (a *Allocs) takeDown(ctx context.Context, id registry.AllocID) (kept bool) {
+// releaseAll releases all volumes of the alloc at the same time, so that none delays another. Then it deletes the
+// records of the alloc and of its inline volumes. It retries until that is done or ctx ends. kept means that the host
+// has yet to release the alloc.
+func (a *Allocs) releaseAll(ctx context.Context, id registry.AllocID) (kept bool) {
 	a.releaseClaims(ctx, id)
 	a.persistRelease(ctx, id, func(time.Time) error { return a.controller.SettleClaims(ctx) })
 	a.releaseClaims(ctx, id) // claims that were granted meanwhile
@@ -242,8 +242,8 @@ func (a *Allocs) discards(al registry.Alloc) []hooks.VolumeRequest {
 		func(r hooks.VolumeRequest) bool { return r.Create == nil || !r.Create.Delete })
 }
 
-// forgetChange returns the change that deletes the records of a released alloc and of its inline volumes, and stores the
-// response of the call that began the release.
+// forgetChange returns the change that deletes the records of a released alloc and of its inline volumes, and stores
+// the response of the call that began the release.
 func forgetChange(v registry.View, al registry.Alloc) registry.Change {
 	change := registry.Change{Put: al.Release.Answered(struct{}{}), Delete: []registry.Key{registry.AllocRecord(al.ID)}}
 	for _, vol := range v.VolumesOf(al.ID) {
@@ -287,8 +287,9 @@ func (a *Allocs) persist(ctx context.Context, log hclog.Logger, warning string, 
 	}
 }
 
-// gone returns nil if the alloc has no record any more. It then stores the response of the call, if there is none yet.
-func (a *Allocs) gone(ctx context.Context, call registry.Call, id registry.AllocID) error {
+// answerReleased returns nil if the alloc has no record any more. It then stores the response of the call, if there is
+// none yet.
+func (a *Allocs) answerReleased(ctx context.Context, call registry.Call, id registry.AllocID) error {
 	_, err := registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
 		if al, known := v.Alloc(id); known {
 			return registry.Change{}, registry.Errorf(registry.ErrUnavailable, "alloc %s is not released yet: %s", id,
@@ -325,11 +326,14 @@ type use struct {
 	lost   bool // this node has lost the volume, and the host has not released the alloc since then
 }
 
-// use reads the use of the volume. A claim without a ref does not count, because its request stages the volume again.
-func (req *request) use(ctx context.Context) (u use, err error) {
+// volumeUse reads the use of the volume. A claim without a ref does not count, because its request stages the volume
+// again.
+func (req *request) volumeUse(ctx context.Context) (u use, err error) {
 	err = req.State.View(ctx, func(v registry.View) error {
 		_, u.own = v.Ref(req.key)
-		u.others = slices.ContainsFunc(v.Refs(req.key.Volume), func(r registry.Ref) bool { return r.ClaimKey() != req.key })
+		u.others = slices.ContainsFunc(v.Refs(req.key.Volume), func(r registry.Ref) bool {
+			return r.ClaimKey() != req.key
+		})
 		p, _ := v.Staging(req.key.Volume)
 		u.staged = p.State != registry.MarkNone
 		al, _ := v.Alloc(req.key.Alloc)
@@ -351,7 +355,7 @@ func (req *request) releaseRequest(ctx context.Context) error {
 	}
 	defer unlock()
 	req.by.RetryUntil = time.Now().Add(req.round)
-	u, err := req.use(ctx)
+	u, err := req.volumeUse(ctx)
 	if err != nil {
 		return err
 	}
@@ -402,8 +406,8 @@ func (req *request) unclaimChange(v registry.View) (registry.Change, error) {
 	return req.controller.UnclaimChange(v, req.key, true)
 }
 
-// forgetAllocChange returns the forgetChange of the alloc. The change is empty unless this was the alloc's last claim and
-// no volume is to be discarded.
+// forgetAllocChange returns the forgetChange of the alloc. The change is empty unless this was the alloc's last claim
+// and no volume is to be discarded.
 func (req *request) forgetAllocChange(v registry.View) (registry.Change, error) {
 	al, known := v.Alloc(req.key.Alloc)
 	if !known || al.Lost || al.State != registry.AllocReleasing || len(req.claimsOf(v, al.ID)) > 0 ||

@@ -177,7 +177,7 @@ func (s *viewed) View(ctx context.Context, read func(registry.View) error) error
 	return err
 }
 
-// The host releases an alloc that has lost its volumes just after a teardown has kept the alloc's record for the host.
+// The host releases an alloc that has lost its volumes just after a release has kept the alloc's record for the host.
 func TestReleaseBehindTheEndOfATeardown(t *testing.T) {
 	inEnv(t, stages, func(t *testing.T, n *env) {
 		allocs, views, last := n.shim.allocs, 0, 0
@@ -188,9 +188,9 @@ func TestReleaseBehindTheEndOfATeardown(t *testing.T) {
 		synctest.Wait()
 		state := &viewed{allocs.State, func() { views++ }}
 		allocs.State = state
-		allocs.teardown("a1")
+		allocs.startRelease("a1")
 		synctest.Wait()
-		last, views = views-1, 0 // the last view of a teardown is made by resumeKept
+		last, views = views-1, 0 // the last view of a release is made by resumeKept
 		state.after = func() {
 			if views++; views == last {
 				if _, err := allocs.Sync(t.Context(), nil); err != nil {
@@ -198,7 +198,7 @@ func TestReleaseBehindTheEndOfATeardown(t *testing.T) {
 				}
 			}
 		}
-		allocs.teardown("a1")
+		allocs.startRelease("a1")
 		synctest.Wait()
 		allocs.State = state.State
 		n.view(func(v registry.View) {

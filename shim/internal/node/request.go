@@ -265,8 +265,8 @@ func (req *request) editWaits(ctx context.Context, edit func(waits []registry.Wa
 	}
 }
 
-// continueWait returns w as the continuation of old, if both are about the same step. It adds the time and the attempts of
-// old, and keeps the last response until there is a newer one.
+// continueWait returns w as the continuation of old, if both are about the same step. It adds the time and the attempts
+// of old, and keeps the last response until there is a newer one.
 func continueWait(old, w registry.Wait) registry.Wait {
 	if old.Step != w.Step || old.RPC != w.RPC {
 		return w

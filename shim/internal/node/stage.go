@@ -32,7 +32,7 @@ type mountCall struct {
 func (s *Stager) mount(ctx context.Context, calls ...mountCall) error {
 	var send []intent.Call
 	for _, c := range calls {
-		defer s.tidyUnused(ctx, c.Intent.Volume, c.dir)
+		defer s.removeUnusedDir(ctx, c.Intent.Volume, c.dir)
 		if err := s.makeDir(c.dir); err != nil {
 			return fmt.Errorf("%s: %w", c.What, err)
 		}
@@ -50,8 +50,8 @@ func (s *Stager) missingStage(
 	if err != nil || v.Ephemeral {
 		return nil, st, err
 	}
-	stands, err := s.stands(st)
-	if err != nil || stands && st.staging.Usage == u.Staging() {
+	staged, err := s.stillStaged(st)
+	if err != nil || staged && st.staging.Usage == u.Staging() {
 		return nil, st, err
 	}
 	inst, err := s.AwaitFor(ctx, by, registry.RoleNode, v.VolumeKey())
@@ -97,9 +97,9 @@ func (s *Stager) undoOpenPublish(ctx context.Context, by intent.Caller, v regist
 	return nil
 }
 
-// stands reports whether the volume is still staged. A plugin need not mount anything at the staging path. A missing
-// mount there therefore counts only if no publish of the volume is mounted either.
-func (s *Stager) stands(st state) (bool, error) {
+// stillStaged reports whether the volume is still staged. A plugin need not mount anything at the staging path. A
+// missing mount there therefore counts only if no publish of the volume is mounted either.
+func (s *Stager) stillStaged(st state) (bool, error) {
 	if st.staging.State != registry.MarkDone || st.staging.Boot != s.machine.Boot() {
 		return false, nil
 	}
@@ -131,7 +131,7 @@ func (s *Stager) stageCall(
 	return mountCall{s.To(ctx, by, intent.Call{
 		Intent: open,
 		What:   what,
-		Before: func(view registry.View) (registry.Change, error) { return s.staging(view, v, u, at) },
+		Before: func(view registry.View) (registry.Change, error) { return s.stageChange(view, v, u, at) },
 		Renew:  func(ctx context.Context) { request.Secrets = s.Renew(ctx, v.VolumeSpec, request.Secrets) },
 		Done: func(view registry.View) registry.Change {
 			p, _ := view.Staging(v.VolumeKey())
@@ -152,8 +152,8 @@ func (s *Stager) stageCall(
 	}), at.Host}, nil
 }
 
-// staging returns the change that marks the stage as sent, or an error if the stage conflicts with the records.
-func (s *Stager) staging(
+// stageChange returns the change that marks the stage as sent, or an error if the stage conflicts with the records.
+func (s *Stager) stageChange(
 	view registry.View, v registry.Volume, u registry.Usage, at registry.Tree,
 ) (registry.Change, error) {
 	st := s.stateOf(view, v.VolumeKey())
@@ -232,10 +232,10 @@ func (s *Stager) unstageCall(ctx context.Context, by intent.Caller, p registry.S
 	}, func(ctx context.Context, inst registry.Instance) error {
 		request.StagingPath = pathAt(inst, p.Path)
 		answer := s.fleet.Unstage(ctx, inst.InstanceKey, request)
-		if err := s.gone(ctx, open.RPC, inst.InstanceKey, p.Path.Host, answer); err != nil {
+		if err := s.awaitUnmounted(ctx, open.RPC, inst.InstanceKey, p.Path.Host, answer); err != nil {
 			return err
 		}
-		left = s.tidy(p.Path.Host)
+		left = s.removeDirs(p.Path.Host)
 		return nil
 	})
 }
@@ -273,9 +273,9 @@ func (s *Stager) makeDir(path string) error {
 	return s.machine.MakeDir(path)
 }
 
-// tidyUnused removes a directory that was made for a call that was refused before it was sent, so that no record names
-// it. Package doctor finds directories that cannot be removed now.
-func (s *Stager) tidyUnused(ctx context.Context, key registry.VolumeKey, dir string) {
+// removeUnusedDir removes a directory that was made for a call that was refused before it was sent, so that no record
+// names it. Package doctor finds directories that cannot be removed now.
+func (s *Stager) removeUnusedDir(ctx context.Context, key registry.VolumeKey, dir string) {
 	st, err := s.state(context.WithoutCancel(ctx), key)
 	known := st.staging.State != registry.MarkNone && st.staging.Path.Host == dir
 	for _, r := range st.refs {
@@ -286,9 +286,9 @@ func (s *Stager) tidyUnused(ctx context.Context, key registry.VolumeKey, dir str
 	}
 }
 
-// tidy removes empty directories, children first, and describes those that it could not remove. Files in a directory do
-// not keep the volume; package doctor reports them.
-func (s *Stager) tidy(paths ...string) string {
+// removeDirs removes empty directories, children first, and describes those that it could not remove. Files in a
+// directory do not keep the volume; package doctor reports them.
+func (s *Stager) removeDirs(paths ...string) string {
 	left := ""
 	for _, path := range paths {
 		if err := s.machine.RemoveDir(path); err != nil {

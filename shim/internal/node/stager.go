@@ -140,10 +140,13 @@ func (s *Stager) server(inst registry.Instance, path string) registry.TaskKey {
 	return registry.TaskKey{}
 }
 
-// gone returns nil once the mount at path is gone. answer is the error of the call that should have removed the mount.
-// If the mount remains, gone returns an error.
-func (s *Stager) gone(ctx context.Context, rpc registry.RPC, at registry.InstanceKey, path string, answer error) error {
-	if answer != nil && !isNotFound(answer) {
+// awaitUnmounted waits until the mount at path is gone. answer is the error of the call that should have removed the
+// mount. If the mount remains, awaitUnmounted returns an error.
+func (s *Stager) awaitUnmounted(
+	ctx context.Context, rpc registry.RPC, at registry.InstanceKey, path string, answer error,
+) error {
+	notFound, _ := errors.AsType[*registry.CallError](answer)
+	if answer != nil && (notFound == nil || notFound.Code != "NOT_FOUND") {
 		return answer
 	}
 	gone, err := pollMounts(ctx, func() (bool, error) {
@@ -156,22 +159,13 @@ func (s *Stager) gone(ctx context.Context, rpc registry.RPC, at registry.Instanc
 	case gone:
 		return nil
 	case answer != nil:
-		return stillMounted(answer, path)
+		out := *notFound
+		// the path comes first, because the plugin's message may have an ID of 4 KiB
+		out.Detail = fmt.Sprintf("%s is still mounted, and the plugin says: %s", path, notFound.Detail)
+		return &out
 	}
 	return mountMismatch(rpc, at, "the plugin answered OK, but %s is still mounted %v later; its log may say why", path,
 		mountWait)
-}
-
-// stillMounted returns the NOT_FOUND error of a plugin with the path that is still mounted. The path comes first,
-// because the plugin's message may have an ID of 4 KiB.
-func stillMounted(answer error, path string) error {
-	call, ok := errors.AsType[*registry.CallError](answer)
-	if !ok {
-		return fmt.Errorf("%s is still mounted: %w", path, answer)
-	}
-	out := *call
-	out.Detail = fmt.Sprintf("%s is still mounted, and the plugin says: %s", path, call.Detail)
-	return &out
 }
 
 // mountWait bounds the wait for a mount to appear or disappear after its plugin has answered OK: some plugins have
@@ -193,11 +187,6 @@ func pollMounts(ctx context.Context, holds func() (bool, error)) (bool, error) {
 			return false, context.Cause(ctx)
 		}
 	}
-}
-
-func isNotFound(err error) bool {
-	call, ok := errors.AsType[*registry.CallError](err)
-	return ok && call.Code == "NOT_FOUND"
 }
 
 // mountMismatch returns the error of a call that the plugin answered with OK, but that the mount table contradicts.
@@ -223,11 +212,11 @@ func (s *Stager) event(kind registry.EventKind, i registry.Intent, detail string
 // again, with the recorded arguments. It undoes a publish instead if its secrets are unavailable or its stage is gone.
 // The caller holds the volume's lock.
 func (s *Stager) Settle(ctx context.Context, by intent.Caller, open registry.Intent) error {
-	return intent.Settled(s.again(ctx, by, open))
+	return intent.Settled(s.sendAgain(ctx, by, open))
 }
 
-// again sends the open call again.
-func (s *Stager) again(ctx context.Context, by intent.Caller, open registry.Intent) error {
+// sendAgain sends the open call again.
+func (s *Stager) sendAgain(ctx context.Context, by intent.Caller, open registry.Intent) error {
 	st, err := s.state(ctx, open.Volume)
 	if err != nil {
 		return err
@@ -264,11 +253,11 @@ func (s *Stager) again(ctx context.Context, by intent.Caller, open registry.Inte
 func (s *Stager) publishAgain(
 	ctx context.Context, by intent.Caller, open registry.Intent, st state, r registry.Ref, inst registry.Instance,
 ) error {
-	stands, err := s.stands(st)
+	staged, err := s.stillStaged(st)
 	if err != nil {
 		return err
 	}
-	if open.RPC == registry.NodePublishRPC && (stands || st.staging.State == registry.MarkNone) {
+	if open.RPC == registry.NodePublishRPC && (staged || st.staging.State == registry.MarkNone) {
 		call, err := s.publishCall(ctx, by, st.volume, r, st, inst, new(hooks.Published))
 		if err == nil {
 			err = s.mount(ctx, call)

@@ -69,7 +69,7 @@ func (a *Allocs) takeDownUnclaimed(l leftover) {
 		log := a.logger.With("volume", l.name.String())
 		a.persist(ctx, log, "cannot release a volume without a claim yet", func(time.Time) error {
 			req := &request{Allocs: a, key: registry.ClaimKey{Volume: l.volume}, name: l.name}
-			return req.clear(ctx)
+			return req.releaseUnclaimed(ctx)
 		})
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -77,8 +77,8 @@ func (a *Allocs) takeDownUnclaimed(l leftover) {
 	})
 }
 
-// clear unstages and detaches a volume that has no claim.
-func (req *request) clear(ctx context.Context) (err error) {
+// releaseUnclaimed unstages and detaches a volume that has no claim.
+func (req *request) releaseUnclaimed(ctx context.Context) (err error) {
 	unlock, err := req.lock(ctx, "the release of an unclaimed volume")
 	if err != nil {
 		return err
