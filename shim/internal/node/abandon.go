@@ -193,8 +193,7 @@ func (s *Stager) forget(ctx context.Context, key registry.ClaimKey, last bool, e
 		if last && st.staging.Volume == key.Volume {
 			change.Delete = append(change.Delete, st.staging.Key())
 		}
-		if open, found := view.NodeIntent(key.Volume); found &&
-			(last || open.Alloc == key.Alloc && open.Request == key.Request) {
+		if open := st.open; open.RPC != "" && (last || open.Alloc == key.Alloc && open.Request == key.Request) {
 			change.Delete = append(change.Delete, open.Key())
 		}
 		if len(change.Delete) > 0 {

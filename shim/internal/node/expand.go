@@ -33,12 +33,12 @@ func (s *Stager) Grow(
 			return n, err
 		}
 	}
-	st, open, err := s.expansion(ctx, key)
+	st, err := s.state(ctx, key)
 	if err != nil {
 		return n, err
 	}
 	n = st.staging.Expanded
-	repeats := open.RPC == registry.NodeExpandRPC
+	repeats := st.open.RPC == registry.NodeExpandRPC
 	if !repeats && !needsGrow(st) {
 		return n, nil
 	}
@@ -76,28 +76,18 @@ func needsGrow(st state) bool {
 	return e.Pending() && !n.Answers(st.volume) && !n.Refuses(e.Node)
 }
 
-// expansion returns the records of the volume and its open call.
-func (s *Stager) expansion(ctx context.Context, key registry.VolumeKey) (st state, open registry.Intent, err error) {
-	err = s.State.View(ctx, func(view registry.View) error {
-		st = s.stateOf(view, key)
-		open, _ = view.NodeIntent(key)
-		return nil
-	})
-	return st, open, err
-}
-
 // Expansion returns the node's progress with expansions of the volume, and the RPC of its open call on the node. The
 // RPC is empty if no call is open.
 func (s *Stager) Expansion(ctx context.Context, key registry.VolumeKey) (registry.NodeExpansion, registry.RPC, error) {
-	st, open, err := s.expansion(ctx, key)
-	return st.staging.Expanded, open.RPC, err
+	st, err := s.state(ctx, key)
+	return st.staging.Expanded, st.open.RPC, err
 }
 
 // Grows reports whether Grow would send or close a call, or whether the node has a result that the volume does not
 // record yet.
 func (s *Stager) Grows(ctx context.Context, v registry.Volume) (bool, error) {
-	st, open, err := s.expansion(ctx, v.VolumeKey())
-	if err != nil || open.RPC == registry.NodeExpandRPC {
+	st, err := s.state(ctx, v.VolumeKey())
+	if err != nil || st.open.RPC == registry.NodeExpandRPC {
 		return err == nil, err
 	}
 	if st.volume = v; !needsGrow(st) {

@@ -70,7 +70,7 @@ func (s *Stager) missingStage(
 			return nil, st, fmt.Errorf("stage volume %s: %w", v.VolumeName(), err)
 		}
 	}
-	if err := s.undoOpenPublish(ctx, by, v.VolumeKey(), &st); err != nil {
+	if err := s.undoOpenPublish(ctx, by, &st); err != nil {
 		return nil, st, err
 	}
 	st.staging.Stages = true
@@ -80,15 +80,11 @@ func (s *Stager) missingStage(
 
 // undoOpenPublish undoes a publish of unknown outcome before a stage, and removes its ref from st. The publish cannot
 // be repeated, because it needs the stage that is missing.
-func (s *Stager) undoOpenPublish(ctx context.Context, by intent.Caller, v registry.VolumeKey, st *state) error {
-	var open registry.Intent
-	err := s.State.View(ctx, func(view registry.View) error {
-		open, _ = view.NodeIntent(v)
-		return nil
-	})
+func (s *Stager) undoOpenPublish(ctx context.Context, by intent.Caller, st *state) error {
+	open := st.open
 	r, found := st.ref(registry.ClaimKey{Volume: open.Volume, Alloc: open.Alloc, Request: open.Request})
-	if err != nil || open.RPC != registry.NodePublishRPC || !found {
-		return err
+	if open.RPC != registry.NodePublishRPC || !found {
+		return nil
 	}
 	if err := s.unpublish(ctx, by, r, open.Name); err != nil {
 		return fmt.Errorf("undo the publish of volume %s for alloc %s as %q: %w", open.Name, r.Alloc, r.Request, err)

@@ -55,6 +55,7 @@ type state struct {
 	staging    registry.Staging
 	refs       []registry.Ref
 	claims     []registry.Claim // of this node
+	open       registry.Intent  // the open call on this node; zero: none
 }
 
 func (s *Stager) stateOf(view registry.View, key registry.VolumeKey) state {
@@ -62,6 +63,7 @@ func (s *Stager) stateOf(view registry.View, key registry.VolumeKey) state {
 	st.claims = slices.DeleteFunc(view.Claims(key), func(c registry.Claim) bool { return c.Node != s.Node })
 	st.volume, _ = view.VolumeByKey(key)
 	st.staging, _ = view.Staging(key)
+	st.open, _ = view.NodeIntent(key)
 	st.attachment, _ = view.Attachment(registry.AttachmentKey{Volume: key, Node: s.Node})
 	return st
 }
