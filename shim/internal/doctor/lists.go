@@ -74,45 +74,45 @@ func (d *Doctor) listable(r Records) (list []registry.Instance, unexamined []Une
 			plugins[v.Plugin], owners[v.Plugin] = true, true
 		}
 	}
-	for _, id := range slices.Sorted(maps.Keys(plugins)) {
+	ids := slices.Sorted(maps.Keys(plugins))
+	for _, id := range ids {
 		in, found := r.instance(registry.RoleController, id)
 		node, _ := r.instance(registry.RoleNode, id)
-		why, advice := "", ""
+		var u Unexamined
 		switch {
 		case !found && (!owners[id] || node.Plugin != "" && !node.Fingerprint.Has(registry.PluginController)):
 			continue // the plugin has no controller, or no volumes
 		case found && !in.Fingerprint.Has(registry.ListVolumes):
 			continue // the plugin cannot list its volumes
 		case found && in.Options[registry.OptionListVolumes] == registry.OptionOff:
-			u := unlisted(id, "list_volumes = false in its csi_plugin stanza", "use the tools of its storage")
+			u = unlisted(id, "list_volumes = false in its csi_plugin stanza", "use the tools of its storage")
 			u.Skipped = true
-			unexamined = append(unexamined, u)
-			continue
 		case !found && r.Executors[id] != "":
-			u := unlisted(id, fmt.Sprintf("node %s makes its controller calls", r.Executors[id]),
+			u = unlisted(id, fmt.Sprintf("node %s makes its controller calls", r.Executors[id]),
 				"run holdfast doctor there")
 			u.Skipped = true
-			unexamined = append(unexamined, u)
-			continue
 		case d.Lister == nil:
-			why, advice = "no plugin is asked while no agent runs", "start the agent, then run holdfast doctor again"
+			u = unlisted(id, "no plugin is asked while no agent runs",
+				"start the agent, then run holdfast doctor again")
 		case !found:
-			why, advice = "it has no controller now", "start the job of the plugin, then run holdfast doctor again"
+			u = unlisted(id, "it has no controller now", "start the job of the plugin, then run holdfast doctor again")
 		case in.Health.State != registry.Healthy:
-			why = "its controller is not healthy: " + string(in.Health.Cause)
+			why := "its controller is not healthy: " + string(in.Health.Cause)
 			if in.Health.Detail != "" {
 				why += ": " + in.Health.Detail
 			}
-			advice = "see holdfast plugin status " + string(id) + ", then run holdfast doctor again"
+			u = unlisted(id, why, "see holdfast plugin status "+string(id)+", then run holdfast doctor again")
 		default:
-			if why, advice = d.Suspended.Reason(registry.ListVolumesRPC, in); why == "" {
+			why, advice := d.Suspended.Reason(registry.ListVolumesRPC, in)
+			if why == "" {
 				list = append(list, in)
 				continue
 			}
+			u = unlisted(id, why, advice)
 		}
-		unexamined = append(unexamined, unlisted(id, why, advice))
+		unexamined = append(unexamined, u)
 	}
-	return list, append(unexamined, d.healthNotAsked(r)...)
+	return list, append(unexamined, d.healthNotAsked(r, ids)...)
 }
 
 // healthCalls are the calls other than ListVolumes by which plugins report the health of volumes and storage, by role.
@@ -127,30 +127,19 @@ var healthCalls = map[registry.Role]map[registry.RPC]registry.Capability{
 	},
 }
 
-// healthNotAsked returns the plugins whose health calls are suspended, and the reasons.
-func (d *Doctor) healthNotAsked(r Records) (list []Unexamined) {
-	type role struct {
-		registry.Role
-		registry.PluginID
-	}
-	seen := map[role]bool{}
-	for _, in := range r.Instances {
-		if k := (role{in.Role, in.Plugin}); seen[k] {
-			continue
-		} else {
-			seen[k] = true
-		}
-		in, _ = r.instance(in.Role, in.Plugin)
-		calls := healthCalls[in.Role]
-		for _, rpc := range slices.Sorted(maps.Keys(calls)) {
-			if !in.Fingerprint.Has(calls[rpc]) {
-				continue
-			}
-			if why, advice := d.Suspended.Reason(rpc, in); why != "" {
-				list = append(list, Unexamined{
-					Plugin: in.Plugin, Detail: fmt.Sprintf("the health of volumes of plugin %s: %s", in.Plugin, why),
-					Advice: advice,
-				})
+// healthNotAsked returns which of the plugins have suspended health calls, and the reasons.
+func (d *Doctor) healthNotAsked(r Records, ids []registry.PluginID) (list []Unexamined) {
+	for _, id := range ids {
+		for role, calls := range healthCalls {
+			in, _ := r.instance(role, id)
+			for rpc, needs := range calls {
+				if !in.Fingerprint.Has(needs) {
+					continue
+				}
+				if why, advice := d.Suspended.Reason(rpc, in); why != "" {
+					what := fmt.Sprintf("the health of volumes of plugin %s: %s", id, why)
+					list = append(list, Unexamined{Plugin: id, Detail: what, Advice: advice})
+				}
 			}
 		}
 	}

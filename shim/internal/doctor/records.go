@@ -3,7 +3,6 @@ package doctor
 import (
 	"context"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -79,19 +78,18 @@ type Version struct {
 // versions returns the version of each volume.
 func (r Records) versions() map[registry.VolumeKey]Version {
 	all := map[registry.VolumeKey]Version{}
-	edit := func(key registry.VolumeKey, edit func(*Version)) {
-		v := all[key]
-		edit(&v)
-		all[key] = v
-	}
 	for _, v := range r.Volumes {
-		edit(v.VolumeKey(), func(to *Version) { to.Volume = v.ModifyIndex })
+		all[v.VolumeKey()] = Version{Volume: v.ModifyIndex}
 	}
 	for _, p := range r.Placements {
-		edit(p.Volume, func(to *Version) { to.Placement = max(p.Attachment.ModifyIndex, p.Staging.ModifyIndex) })
+		v := all[p.Volume]
+		v.Placement = max(p.Attachment.ModifyIndex, p.Staging.ModifyIndex)
+		all[p.Volume] = v
 	}
 	for _, open := range r.Intents {
-		edit(open.Volume, func(to *Version) { to.Open = true })
+		v := all[open.Volume]
+		v.Open = true
+		all[open.Volume] = v
 	}
 	return all
 }
@@ -141,99 +139,58 @@ func (r Records) published(boot string) (refs []registry.Ref) {
 	return refs
 }
 
-// Marked returns the change for findings with the action mark: it turns MarkDone into MarkSent.
-func Marked(r Records, findings []registry.Finding, now time.Time) registry.Change {
-	return changed(r, findings, now, func(f registry.Finding, p *Placement, ref *registry.Ref) bool {
-		switch {
-		case f.Action != registry.ActMark:
-			return false
-		case f.Kind == registry.FoundDetached:
-			p.Attachment.State = registry.MarkSent
-		case f.Alloc != "":
-			ref.Publish, ref.Trouble, ref.Troubled = registry.MarkSent, "", time.Time{}
-		default:
-			p.Staging.State = registry.MarkSent
-		}
-		return true
-	})
-}
-
-// Adopted returns the change for findings with the action adopt. It records the volume as uncertainly staged, and as
-// attached if its plugin attaches, so that the plugin takes it down. this is the name of the node.
-func Adopted(
-	r Records, this registry.NodeName, boot string, findings []registry.Finding, now time.Time,
-) registry.Change {
-	return changed(r, findings, now, func(f registry.Finding, p *Placement, _ *registry.Ref) bool {
-		if f.Action != registry.ActAdopt {
-			return false
-		}
-		p.Name = f.Name
-		at := &p.Staging
-		at.Volume, at.Name, at.State, at.Stages, at.Boot = f.Volume, f.Name, registry.MarkSent, true, boot
-		at.Path = registry.Tree{Host: f.Path, Task: f.Path}
-		node, known := r.instance(registry.RoleNode, f.Volume.Plugin)
-		rel, err := filepath.Rel(node.Volumes.Host, f.Path)
-		if err == nil && !strings.HasPrefix(rel, "..") && node.Volumes.Task != "" {
-			at.Path.Task = filepath.Join(node.Volumes.Task, rel)
-		}
-		controller, found := r.instance(registry.RoleController, f.Volume.Plugin)
-		if found && known && p.Attachment.State == registry.MarkNone && node.Fingerprint.NodeID != "" &&
-			controller.Fingerprint.Has(registry.AttachDetach) {
-			p.Attachment = registry.Attachment{
-				Volume: f.Volume, Name: f.Name, Node: this, NodeID: node.Fingerprint.NodeID, State: registry.MarkSent,
-			}
-		}
-		return true
-	})
-}
-
-// changed returns the change that edit makes to the records of findings. It has each record once, and an event for each
-// finding for which edit returns true.
-func changed(
-	r Records, findings []registry.Finding, now time.Time,
-	edit func(registry.Finding, *Placement, *registry.Ref) bool,
-) (c registry.Change) {
-	placements, refs := r.placed(), map[registry.ClaimKey]registry.Ref{}
-	for _, ref := range r.Refs {
-		refs[ref.ClaimKey()] = ref
-	}
-	at := map[registry.Key]int{} // in c.Put
+// markChange returns the change for findings with the action mark: it turns MarkDone into MarkSent. No two findings are
+// about the same record.
+func markChange(r Records, findings []registry.Finding, now time.Time) (c registry.Change) {
+	placements := r.placed()
 	for _, f := range findings {
-		key := registry.ClaimKey{Volume: f.Volume, Alloc: f.Alloc, Request: f.Request}
-		p, placed := placements[f.Volume]
-		if !placed {
-			p.Volume = f.Volume
-		}
-		ref, known := refs[key]
-		if !known {
-			ref.Volume, ref.Alloc, ref.Request = f.Volume, f.Alloc, f.Request
-		}
-		if !edit(f, &p, &ref) {
+		if f.Action != registry.ActMark {
 			continue
 		}
-		before := placements[f.Volume]
-		placements[f.Volume], refs[key] = p, ref
-		var edited []registry.Record
-		if f.Alloc != "" {
-			edited = append(edited, ref)
-		}
-		if !reflect.DeepEqual(p.Attachment, before.Attachment) {
-			edited = append(edited, p.Attachment)
-		}
-		if f.Alloc == "" && p.Staging != before.Staging {
-			edited = append(edited, p.Staging)
-		}
-		for _, record := range edited {
-			if i, again := at[record.Key()]; again {
-				c.Put[i] = record
-			} else {
-				at[record.Key()] = len(c.Put)
-				c.Put = append(c.Put, record)
+		p := placements[f.Volume]
+		switch {
+		case f.Kind == registry.FoundDetached:
+			p.Attachment.State = registry.MarkSent
+			c.Put = append(c.Put, p.Attachment)
+		case f.Alloc != "":
+			for _, ref := range r.Refs {
+				if ref.ClaimKey() == (registry.ClaimKey{Volume: f.Volume, Alloc: f.Alloc, Request: f.Request}) {
+					ref.Publish, ref.Trouble, ref.Troubled = registry.MarkSent, "", time.Time{}
+					c.Put = append(c.Put, ref)
+				}
 			}
+		default:
+			p.Staging.State = registry.MarkSent
+			c.Put = append(c.Put, p.Staging)
 		}
 		c.Events = append(c.Events, eventOf(f, now))
 	}
 	return c
+}
+
+// adoptChange returns the change for a finding with the action adopt. It records the volume as uncertainly staged, and
+// as attached if its plugin attaches, so that the plugin takes it down. this is the name of the node.
+func adoptChange(
+	r Records, this registry.NodeName, boot string, f registry.Finding, now time.Time,
+) registry.Change {
+	p := r.placed()[f.Volume]
+	staging := p.Staging
+	staging.Volume, staging.Name, staging.State, staging.Stages = f.Volume, f.Name, registry.MarkSent, true
+	staging.Boot, staging.Path = boot, registry.Tree{Host: f.Path, Task: f.Path}
+	node, known := r.instance(registry.RoleNode, f.Volume.Plugin)
+	rel, err := filepath.Rel(node.Volumes.Host, f.Path)
+	if err == nil && !strings.HasPrefix(rel, "..") && node.Volumes.Task != "" {
+		staging.Path.Task = filepath.Join(node.Volumes.Task, rel)
+	}
+	change := registry.Change{Put: []registry.Record{staging}, Events: []registry.Event{eventOf(f, now)}}
+	controller, found := r.instance(registry.RoleController, f.Volume.Plugin)
+	if found && known && p.Attachment.State == registry.MarkNone && node.Fingerprint.NodeID != "" &&
+		controller.Fingerprint.Has(registry.AttachDetach) {
+		change.Put = append(change.Put, registry.Attachment{
+			Volume: f.Volume, Name: f.Name, Node: this, NodeID: node.Fingerprint.NodeID, State: registry.MarkSent,
+		})
+	}
+	return change
 }
 
 // commit commits the change of decide in parts (Change.Parts). It skips a record of a later part that has changed since

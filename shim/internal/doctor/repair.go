@@ -45,11 +45,17 @@ func (d *Doctor) Repair(ctx context.Context, digest string) (registry.Diagnosis,
 	if err := r.mark(ctx, plan); err != nil {
 		return registry.Diagnosis{}, err
 	}
-	for _, step := range []func(context.Context){r.unmount, r.adopt, r.undo, r.remove} {
-		if ctx.Err() == nil {
-			step(ctx)
-		}
+	found := newExaminer(f)
+	r.carryOut(ctx, r.findings, registry.ActUnmount, func(f *registry.Finding) error {
+		return r.unmountAll(ctx, f.Path, found.stacks[f.Path])
+	})
+	r.carryOut(ctx, r.findings, registry.ActAdopt, func(f *registry.Finding) error { return r.adopt(ctx, f) })
+	if ctx.Err() == nil {
+		r.undo(ctx)
 	}
+	r.carryOut(ctx, r.findings, registry.ActRemove, func(f *registry.Finding) error {
+		return r.remove(ctx, f.Path, found.stageable[f.Path])
+	})
 	r.emit(ctx)
 	return registry.Diagnosis{Digest: plan, Repaired: true, Findings: r.findings}, ctx.Err()
 }
@@ -69,7 +75,7 @@ func (r *repair) mark(ctx context.Context, plan string) error {
 		if Digest(Examine(now)) != plan {
 			return registry.Change{}, errStale
 		}
-		change := Marked(now.Records, r.findings, r.Now())
+		change := markChange(now.Records, r.findings, r.Now())
 		change.Events = bounded(change.Events, r.Now())
 		return change, nil
 	})
@@ -108,6 +114,17 @@ func (d *Doctor) inOrder(findings []registry.Finding, action registry.FindingAct
 	return list
 }
 
+// carryOut calls do for each finding with the given action, in order, until ctx ends. It sets the Result of each.
+func (d *Doctor) carryOut(
+	ctx context.Context, findings []registry.Finding, action registry.FindingAction, do func(*registry.Finding) error,
+) {
+	for _, f := range d.inOrder(findings, action) {
+		if ctx.Err() == nil {
+			f.Result = result(do(f))
+		}
+	}
+}
+
 // result returns the Result of a step.
 func result(err error) string {
 	if err == nil {
@@ -122,14 +139,6 @@ func (r *repair) now(ctx context.Context) (*examiner, error) {
 	var err error
 	facts.Records, err = r.records(ctx)
 	return newExaminer(facts), err
-}
-
-// unmount unmounts the unused mounts that no record names.
-func (r *repair) unmount(ctx context.Context) {
-	stacks := newExaminer(r.facts).stacks
-	for _, f := range r.inOrder(r.findings, registry.ActUnmount) {
-		f.Result = result(r.unmountAll(ctx, f.Path, stacks[f.Path]))
-	}
 }
 
 // unmountAll unmounts the mounts that were found at a path, one by one, as long as the path stays unknown and unused.
@@ -177,15 +186,9 @@ func (r *repair) checkUnused(ctx context.Context, path string) error {
 	return nil
 }
 
-// adopt records volumes that are staged without a record. It runs after the unmounts, so nothing uses their staging any
+// adopt records a volume that is staged without a record. It runs after the unmounts, so nothing uses its staging any
 // more.
-func (r *repair) adopt(ctx context.Context) {
-	for _, f := range r.inOrder(r.findings, registry.ActAdopt) {
-		f.Result = result(r.adoptOne(ctx, f))
-	}
-}
-
-func (r *repair) adoptOne(ctx context.Context, f *registry.Finding) error {
+func (r *repair) adopt(ctx context.Context, f *registry.Finding) error {
 	unlock, err := r.lock(ctx, f.Volume)
 	if err != nil {
 		return err
@@ -201,7 +204,7 @@ func (r *repair) adoptOne(ctx context.Context, f *registry.Finding) error {
 		if _, still := e.adoptable(f.Path); !still || covers(e.known, f.Path) || covers(e.expected, f.Path) {
 			return registry.Change{}, errStale
 		}
-		return Adopted(now.Records, r.Node, r.facts.Boot, []registry.Finding{*f}, r.Now()), nil
+		return adoptChange(now.Records, r.Node, r.facts.Boot, *f, r.Now()), nil
 	})
 	return err
 }
@@ -265,16 +268,9 @@ func (r *repair) await(ctx context.Context, list []*registry.Finding) {
 	}
 }
 
-// remove removes empty directories. It locks the volume of a staging directory, because a call may be about to use the
-// directory.
-func (r *repair) remove(ctx context.Context) {
-	stageable := newExaminer(r.facts).stageable
-	for _, f := range r.inOrder(r.findings, registry.ActRemove) {
-		f.Result = result(r.removeOne(ctx, f.Path, stageable[f.Path]))
-	}
-}
-
-func (r *repair) removeOne(ctx context.Context, path string, v registry.Volume) error {
+// remove removes an empty directory. If it is the staging directory of a volume v, remove locks v, because a call may
+// be about to use the directory.
+func (r *repair) remove(ctx context.Context, path string, v registry.Volume) error {
 	if v.External != "" {
 		unlock, err := r.lock(ctx, v.VolumeKey())
 		if err != nil {

@@ -39,9 +39,9 @@ func (d *Doctor) Start(ctx context.Context, s Inventory) ([]registry.Finding, er
 	if err != nil {
 		return nil, fmt.Errorf("record what is uncertain: %w", err)
 	}
-	for _, found := range d.inOrder(findings, registry.ActRemove) {
-		found.Result = result(d.machine.RemoveDir(found.Path))
-	}
+	d.carryOut(ctx, findings, registry.ActRemove, func(found *registry.Finding) error {
+		return d.machine.RemoveDir(found.Path)
+	})
 	for _, found := range findings {
 		if found.Kind != registry.FoundEmpty || found.Result != registry.RepairDone {
 			d.Logger.Warn("found at start", "kind", found.Kind, "path", found.Path, "detail", found.Detail, "result",
@@ -57,7 +57,7 @@ func (d *Doctor) record(ctx context.Context, f Facts) (findings []registry.Findi
 	err = commit(ctx, d.state, func(v registry.View) (registry.Change, error) {
 		f.Records = RecordsOf(v, d.Node)
 		findings = Examine(f)
-		change := Marked(f.Records, findings, f.Now)
+		change := markChange(f.Records, findings, f.Now)
 		change.Events = bounded(change.Events, f.Now)
 		return change, nil
 	})
