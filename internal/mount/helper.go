@@ -5,7 +5,6 @@ import (
 	"encoding/gob"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -265,6 +264,3 @@ func (p *process) hangs(what string) bool {
 	}
 	return false
 }
-
-// discard reads until the other end is closed.
-func discard(r io.Reader) { _, _ = io.Copy(io.Discard, r) }

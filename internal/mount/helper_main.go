@@ -60,7 +60,7 @@ func runHelper() {
 		os.Exit(1)
 	}
 	go func() {
-		discard(os.Stdin)
+		_, _ = io.Copy(io.Discard, os.Stdin)
 		os.Exit(1)
 	}()
 	answerTo(q, os.Stdout)

@@ -206,13 +206,20 @@ func (m *Manager) Inspect(ctx context.Context, paths ...string) (map[string]Info
 // Unmount unmounts the uppermost mount at path, if there is one. It is neither lazy nor forced: a mount in use stays,
 // and the error (ErrConflict) names the users.
 func (m *Manager) Unmount(ctx context.Context, path string) error {
+	return m.withHelper(ctx, path, unmountLimit, m.helper.Unmount)
+}
+
+// withHelper calls do with the two parts of a path (split), and with a deadline.
+func (m *Manager) withHelper(
+	ctx context.Context, path string, limit time.Duration, do func(ctx context.Context, root, rel string) error,
+) error {
 	root, rel, err := m.split(path)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, unmountLimit)
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	return m.explain(path, m.helper.Unmount(ctx, root, rel))
+	return m.explain(path, do(ctx, root, rel))
 }
 
 // HasPart reports whether the mount at a path is a part of the volume at target, and whether anything is mounted at the
@@ -234,31 +241,21 @@ func (m *Manager) HasPart(target, at string) (has, mounted bool, err error) {
 
 // MountPart mounts a path of the volume at target at a second place. See the function MountPart.
 func (m *Manager) MountPart(ctx context.Context, target, path, at string, create bool) error {
-	root, rel, err := m.split(at)
-	if err != nil {
-		return err
-	}
 	from, volume, err := m.split(target)
-	if err == nil && from != root {
-		err = registry.Errorf(registry.ErrInternal, "%q and %q are below different roots", target, at)
-	}
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, partLimit)
-	defer cancel()
-	return m.explain(at, m.helper.MountPart(ctx, Part{Root: root, Volume: volume, Path: path, Make: create, At: rel}))
+	return m.withHelper(ctx, at, partLimit, func(ctx context.Context, root, rel string) error {
+		if from != root {
+			return registry.Errorf(registry.ErrInternal, "%q and %q are below different roots", target, at)
+		}
+		return m.helper.MountPart(ctx, Part{Root: root, Volume: volume, Path: path, Make: create, At: rel})
+	})
 }
 
 // UnmountPart unmounts a part and removes its directory. See the function UnmountPart.
 func (m *Manager) UnmountPart(ctx context.Context, at string) error {
-	root, rel, err := m.split(at)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, partLimit)
-	defer cancel()
-	return m.explain(at, m.helper.UnmountPart(ctx, root, rel))
+	return m.withHelper(ctx, at, partLimit, m.helper.UnmountPart)
 }
 
 // Limits of SetOwnership. After a walk was cut off, the next try continues it, because it skips files with the right
@@ -273,29 +270,23 @@ const (
 func (m *Manager) SetOwnership(
 	ctx context.Context, target string, o registry.Ownership,
 ) (registry.OwnershipResult, error) {
-	root, rel, err := m.split(target)
-	if err != nil {
-		return "", err
-	}
-	to := Ownership{Root: root, Volume: rel, UID: number(o.Owner, 10), GID: number(o.Group, 10),
-		Mode:      number(o.Mode, 8),
-		Recursive: o.Recursive}
 	limit := ownLimit
 	if o.Recursive {
 		limit = walkLimit
 	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	switch err := m.helper.SetOwnership(ctx, to); {
+	err := m.withHelper(ctx, target, limit, func(ctx context.Context, root, rel string) error {
+		return m.helper.SetOwnership(ctx, Ownership{Root: root, Volume: rel, UID: number(o.Owner, 10),
+			GID: number(o.Group, 10), Mode: number(o.Mode, 8), Recursive: o.Recursive})
+	})
+	switch {
 	case err == nil:
 		return registry.OwnershipSet, nil
 	case errors.Is(err, ErrNotEmpty):
 		return registry.OwnershipNotEmpty, nil
 	case errors.Is(err, unix.EROFS):
 		return registry.OwnershipReadOnly, nil
-	default:
-		return "", m.explain(target, err)
 	}
+	return "", err
 }
 
 // number parses a number of mount_options, which config has checked. It returns -1 for an empty text.

@@ -99,20 +99,12 @@ func UnmountPart(root, at string) error {
 
 // openVolume opens the root of the mount at a path below an open directory.
 func openVolume(root int, rel string) (int, error) {
-	names, err := elements(rel)
-	if err == nil && len(names) == 0 {
-		err = fmt.Errorf("%q is the root itself", rel)
-	}
-	parent := -1
-	if err == nil {
-		rel = filepath.Clean(rel)
-		parent, err = openBelow(root, filepath.Dir(rel), unix.O_PATH|unix.O_DIRECTORY)
-	}
+	parent, name, err := openParentBelow(root, rel)
 	if err != nil {
 		return -1, fmt.Errorf("open the volume's directory: %w", err)
 	}
 	defer unix.Close(parent)
-	fd, err := unix.Openat2(parent, filepath.Base(rel), &unix.OpenHow{
+	fd, err := unix.Openat2(parent, name, &unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
 	})

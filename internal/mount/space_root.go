@@ -291,7 +291,6 @@ func (t *tree) seal() error {
 
 // isDir reports whether an open path is a directory. It asks no server.
 func isDir(fd int) (bool, error) {
-	var st unix.Statx_t
-	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
-	return st.Mode&unix.S_IFMT == unix.S_IFDIR, wrap(err, "statx")
+	kind, err := fileType(fd)
+	return kind == unix.S_IFDIR, err
 }

@@ -1,9 +1,7 @@
 package mount
 
 import (
-	"bufio"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -58,23 +56,14 @@ type Mounts []Mount
 
 // Table returns the mount table of a process. With pid 0 it is that of the calling thread.
 func Table(pid int) (Mounts, error) {
+	var infos []*mountinfo.Info
+	var err error
 	if pid == 0 {
-		infos, err := mountinfo.GetMounts(nil)
-		if err != nil {
-			return nil, fmt.Errorf("read the mount table: %w", err)
-		}
-		return mountsOf(infos), nil
+		infos, err = mountinfo.GetMounts(nil)
+	} else {
+		infos, err = mountinfo.PidMountInfo(pid)
 	}
-	f, err := os.Open("/proc/" + strconv.Itoa(pid) + "/mountinfo")
-	if err != nil {
-		return nil, fmt.Errorf("read the mount table: %w", err)
-	}
-	defer f.Close()
-	infos, err := mountinfo.GetMountsFromReader(bufio.NewReader(f), nil)
-	if err != nil {
-		return nil, fmt.Errorf("read the mount table %s: %w", f.Name(), err)
-	}
-	return mountsOf(infos), nil
+	return mountsOf(infos), wrap(err, "read the mount table")
 }
 
 func mountsOf(infos []*mountinfo.Info) Mounts {

@@ -41,6 +41,16 @@ func openBelow(dir int, rel string, flags int) (int, error) {
 
 // openParent opens the parent directory of rel below root, and returns the last element of rel.
 func openParent(root, rel string) (dir int, name string, err error) {
+	top, err := openRoot(root)
+	if err != nil {
+		return -1, "", err
+	}
+	defer unix.Close(top)
+	return openParentBelow(top, rel)
+}
+
+// openParentBelow is openParent below an open directory.
+func openParentBelow(top int, rel string) (dir int, name string, err error) {
 	names, err := elements(rel)
 	if err == nil && len(names) == 0 {
 		err = fmt.Errorf("%q is the root itself", rel)
@@ -48,11 +58,6 @@ func openParent(root, rel string) (dir int, name string, err error) {
 	if err != nil {
 		return -1, "", err
 	}
-	top, err := openRoot(root)
-	if err != nil {
-		return -1, "", err
-	}
-	defer unix.Close(top)
 	rel = filepath.Clean(rel)
 	dir, err = openBelow(top, filepath.Dir(rel), unix.O_PATH|unix.O_DIRECTORY)
 	return dir, filepath.Base(rel), err
