@@ -15,22 +15,22 @@ import (
 func Examine(f Facts) []registry.Finding {
 	e := newExaminer(f)
 	for _, p := range f.Records.Placements {
-		e.placement(p)
+		e.examinePlacement(p)
 	}
 	for _, r := range f.Records.Refs {
-		e.ref(r)
+		e.examineRef(r)
 	}
 	for _, open := range f.Records.Intents {
-		e.intent(open)
+		e.examineIntent(open)
 	}
-	e.mounts()
-	e.sockets()
-	e.directories()
+	e.examineUnknownMounts()
+	e.examineSocketDirs()
+	e.examineDirs()
 	for _, l := range f.Listings {
-		e.listing(l)
+		e.examineListing(l)
 	}
 	for _, v := range f.Records.Volumes {
-		e.health(v)
+		e.examineHealth(v)
 	}
 	for _, text := range f.Damage {
 		e.add(registry.Finding{Kind: registry.FoundDamage, Path: f.Layout.Database(), Detail: text,

@@ -72,8 +72,8 @@ func (e *examiner) unknownMounts() (found mount.Mounts) {
 	return found
 }
 
-// mounts examines the mounts that no record names.
-func (e *examiner) mounts() {
+// examineUnknownMounts examines the mounts that no record names.
+func (e *examiner) examineUnknownMounts() {
 	list := e.unknownMounts()
 	unused := e.unusedMounts(list)
 	for _, m := range list {
@@ -162,8 +162,8 @@ func (e *examiner) usedBy(point string) string {
 	return "it is in use: " + strings.Join(names, "; ")
 }
 
-// sockets examines mounts on the directories of plugins' sockets. No mount belongs there.
-func (e *examiner) sockets() {
+// examineSocketDirs examines mounts on the directories of plugins' sockets. No mount belongs there.
+func (e *examiner) examineSocketDirs() {
 	for _, m := range e.Sockets {
 		e.add(registry.Finding{
 			Kind: registry.FoundOrphan, Path: m.Point,
@@ -174,9 +174,9 @@ func (e *examiner) sockets() {
 	}
 }
 
-// directories examines the directories of volumes that no record names. The directories above them belong to the
+// examineDirs examines the directories of volumes that no record names. The directories above them belong to the
 // plugin, whose task has them mounted. The directories below them do not belong to Holdfast.
-func (e *examiner) directories() {
+func (e *examiner) examineDirs() {
 	counted := map[string]int{} // by directory: entries that are directories of volumes
 	stays := map[string]bool{}  // directories that contain one that stays
 	for _, d := range e.Dirs {

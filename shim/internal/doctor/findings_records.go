@@ -23,9 +23,9 @@ func (e *examiner) whyMissing(boot, path string) registry.FindingKind {
 	return ""
 }
 
-// placement examines where a volume is attached and staged. A plugin need not mount anything at the staging path. A
-// missing mount there counts only if there was one before, and if no publish of the volume is mounted.
-func (e *examiner) placement(p Placement) {
+// examinePlacement examines where a volume is attached and staged. A plugin need not mount anything at the staging
+// path. A missing mount there counts only if there was one before, and if no publish of the volume is mounted.
+func (e *examiner) examinePlacement(p Placement) {
 	refs := e.refs[p.Volume]
 	if e.claims[p.Volume] == 0 && len(refs) == 0 {
 		what := "attached"
@@ -62,8 +62,8 @@ func (e *examiner) isMounted(r registry.Ref) bool {
 	return r.Publish == registry.MarkDone && e.whyMissing(r.Boot, r.Target.Host) == ""
 }
 
-// ref examines one publish.
-func (e *examiner) ref(r registry.Ref) {
+// examineRef examines one publish.
+func (e *examiner) examineRef(r registry.Ref) {
 	if r.Publish != registry.MarkDone {
 		return
 	}
@@ -101,15 +101,15 @@ func (e *examiner) ref(r registry.Ref) {
 		f.Detail = fmt.Sprintf("volume %s is published here for alloc %s: %s", name, r.Alloc, info.Trouble())
 		f.Advice = fmt.Sprintf("stop alloc %s and place it again: its tasks cannot use the volume", r.Alloc)
 	default:
-		e.parts(r, name)
+		e.examineParts(r, name)
 		return
 	}
 	e.add(f)
 }
 
-// parts examines the parts of a mounted publish. A lost part is not mounted again, because its task uses the mount that
-// it got at its start.
-func (e *examiner) parts(r registry.Ref, name registry.VolumeName) {
+// examineParts examines the parts of a mounted publish. A lost part is not mounted again, because its task uses the
+// mount that it got at its start.
+func (e *examiner) examineParts(r registry.Ref, name registry.VolumeName) {
 	for _, p := range r.Parts {
 		if p.Mark != registry.MarkDone || e.whyMissing(e.Boot, p.At) == "" {
 			continue
@@ -124,8 +124,8 @@ func (e *examiner) parts(r registry.Ref, name registry.VolumeName) {
 	}
 }
 
-// intent examines an open call. A call that a running shim has just sent is no finding.
-func (e *examiner) intent(open registry.Intent) {
+// examineIntent examines an open call. A call that a running shim has just sent is no finding.
+func (e *examiner) examineIntent(open registry.Intent) {
 	if e.Live && open.Outcome == registry.OutcomePending && e.Now.Sub(open.Since) < openLimit {
 		return
 	}
@@ -139,8 +139,8 @@ func (e *examiner) intent(open registry.Intent) {
 	})
 }
 
-// health examines the last reported condition of a volume in each role.
-func (e *examiner) health(v registry.Volume) {
+// examineHealth examines the last reported condition of a volume in each role.
+func (e *examiner) examineHealth(v registry.Volume) {
 	health := v.Health
 	health.Node = e.placements[v.VolumeKey()].Staging.Condition
 	for _, role := range []registry.Role{registry.RoleController, registry.RoleNode} {

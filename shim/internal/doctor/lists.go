@@ -201,9 +201,9 @@ func (l *Listing) add(e csi.Entry, nodes map[registry.NodeID]bool) {
 	}
 }
 
-// listing compares a plugin's list with the records. It skips volumes that have changed since the call or have an open
-// call.
-func (e *examiner) listing(l Listing) {
+// examineListing compares a plugin's list with the records. It skips volumes that have changed since the call or have
+// an open call.
+func (e *examiner) examineListing(l Listing) {
 	unchanged := func(key registry.VolumeKey) bool { return e.versions[key] == l.Before[key] && !e.versions[key].Open }
 	var found []registry.Finding
 	for _, v := range e.Records.Volumes {
@@ -237,7 +237,7 @@ func (e *examiner) listing(l Listing) {
 	for id, v := range l.Volumes {
 		key := registry.VolumeKey{Plugin: l.Plugin, External: id}
 		if v.Here && l.Published && unchanged(key) && e.placements[key].Attachment.State == registry.MarkNone {
-			found = append(found, e.attached(l, key))
+			found = append(found, e.attachedFinding(l, key))
 		}
 	}
 	slices.SortFunc(found, compare)
@@ -249,7 +249,7 @@ func (e *examiner) listing(l Listing) {
 	}
 }
 
-func (e *examiner) attached(l Listing, key registry.VolumeKey) registry.Finding {
+func (e *examiner) attachedFinding(l Listing, key registry.VolumeKey) registry.Finding {
 	name, text := e.volumes[key].VolumeName(), string(key.External)
 	if name.ID != "" {
 		text = name.String()

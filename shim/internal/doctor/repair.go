@@ -56,7 +56,7 @@ func (d *Doctor) Repair(ctx context.Context, digest string) (registry.Diagnosis,
 	r.carryOut(ctx, r.findings, registry.ActRemove, func(f *registry.Finding) error {
 		return r.remove(ctx, f.Path, found.stageable[f.Path])
 	})
-	r.emit(ctx)
+	r.recordEvents(ctx)
 	return registry.Diagnosis{Digest: plan, Repaired: true, Findings: r.findings}, ctx.Err()
 }
 
@@ -76,7 +76,7 @@ func (r *repair) mark(ctx context.Context, plan string) error {
 			return registry.Change{}, errStale
 		}
 		change := markChange(now.Records, r.findings, r.Now())
-		change.Events = bounded(change.Events, r.Now())
+		change.Events = limitEvents(change.Events, r.Now())
 		return change, nil
 	})
 	if err != nil {
@@ -133,8 +133,8 @@ func result(err error) string {
 	return "not done: " + err.Error()
 }
 
-// now returns an examiner of the collected facts with the current records.
-func (r *repair) now(ctx context.Context) (*examiner, error) {
+// currentExaminer returns an examiner of the collected facts with the current records.
+func (r *repair) currentExaminer(ctx context.Context) (*examiner, error) {
 	facts := r.facts
 	var err error
 	facts.Records, err = r.records(ctx)
@@ -169,7 +169,7 @@ func (r *repair) unmountAll(ctx context.Context, path string, stacked int) error
 
 // checkUnused returns an error if a record or claim now names the path, or if something uses it.
 func (r *repair) checkUnused(ctx context.Context, path string) error {
-	e, err := r.now(ctx)
+	e, err := r.currentExaminer(ctx)
 	if err != nil {
 		return err
 	}
@@ -238,12 +238,12 @@ func (r *repair) undo(ctx context.Context) {
 		f.Result = result(err)
 	}
 	if err == nil {
-		r.await(ctx, list)
+		r.awaitUndone(ctx, list)
 	}
 }
 
-// await waits until none of the volumes is attached or staged, and sets the results.
-func (r *repair) await(ctx context.Context, list []*registry.Finding) {
+// awaitUndone waits until none of the volumes is attached or staged, and sets the results.
+func (r *repair) awaitUndone(ctx context.Context, list []*registry.Finding) {
 	ctx, cancel := context.WithTimeout(ctx, undoLimit)
 	defer cancel()
 	for {
@@ -278,7 +278,7 @@ func (r *repair) remove(ctx context.Context, path string, v registry.Volume) err
 		}
 		defer unlock()
 	}
-	e, err := r.now(ctx)
+	e, err := r.currentExaminer(ctx)
 	if err != nil {
 		return err
 	}
@@ -288,8 +288,8 @@ func (r *repair) remove(ctx context.Context, path string, v registry.Volume) err
 	return r.machine.RemoveDir(path)
 }
 
-// emit commits the events of the repairs, except for marks, whose events are committed with them.
-func (r *repair) emit(ctx context.Context) {
+// recordEvents commits the events of the repairs, except for marks, whose events are committed with them.
+func (r *repair) recordEvents(ctx context.Context) {
 	var events []registry.Event
 	for _, f := range r.findings {
 		if f.Result != "" && f.Action != registry.ActMark && f.Action != registry.ActRemove {
@@ -297,7 +297,7 @@ func (r *repair) emit(ctx context.Context) {
 		}
 	}
 	_, err := r.state.Commit(context.WithoutCancel(ctx), func(registry.View) (registry.Change, error) {
-		return registry.Change{Events: bounded(events, r.Now())}, nil
+		return registry.Change{Events: limitEvents(events, r.Now())}, nil
 	})
 	if err != nil {
 		r.Logger.Warn("cannot record the events of a repair", "error", err)

@@ -4,38 +4,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
-	"holdfast/internal/mount"
 	"holdfast/registry"
 )
 
-// Inventory lists the mounts and directories below the mount root. It can be made before the records are read.
-type Inventory struct {
-	Mounts mount.Mounts
-	Dirs   []mount.DirInfo
-}
-
-// NewInventory returns the current Inventory.
-func NewInventory(m Machine, root string) (s Inventory, err error) {
-	var mounts, dirs error
-	var both sync.WaitGroup
-	both.Go(func() { s.Mounts, mounts = m.Mounts(root) })
-	both.Go(func() { s.Dirs, dirs = m.Dirs(root) })
-	both.Wait()
-	if err := errors.Join(mounts, dirs); err != nil {
-		return Inventory{}, fmt.Errorf("examine %s: %w", root, err)
-	}
-	return s, nil
-}
-
 // Start marks records that are no longer certain, and removes empty directories, before a shim does anything else. It
 // reports each other finding in the log and with an event. It unmounts nothing and calls no plugin. Mounts and records
-// must not have changed since the Inventory was made.
-func (d *Doctor) Start(ctx context.Context, s Inventory) ([]registry.Finding, error) {
-	f := Facts{Layout: d.Layout, Boot: d.machine.Boot(), Now: d.Now(), Mounts: s.Mounts, Dirs: s.Dirs}
-	findings, err := d.record(ctx, f)
+// must not change meanwhile.
+func (d *Doctor) Start(ctx context.Context) ([]registry.Finding, error) {
+	f := Facts{Layout: d.Layout, Boot: d.machine.Boot(), Now: d.Now()}
+	var err error
+	if f.Mounts, err = d.machine.Mounts(d.Layout.MountRoot()); err == nil {
+		f.Dirs, err = d.machine.Dirs(d.Layout.MountRoot())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("examine %s: %w", d.Layout.MountRoot(), err)
+	}
+	findings, err := d.recordStart(ctx, f)
 	if err != nil {
 		return nil, fmt.Errorf("record what is uncertain: %w", err)
 	}
@@ -51,19 +37,19 @@ func (d *Doctor) Start(ctx context.Context, s Inventory) ([]registry.Finding, er
 	return findings, nil
 }
 
-// record commits the marks and the events of the findings. A full disk does not prevent the start of a shim: every user
-// of a volume checks its mount, so a missing mark costs only a message.
-func (d *Doctor) record(ctx context.Context, f Facts) (findings []registry.Finding, err error) {
+// recordStart commits the marks and the events of the findings. A full disk does not prevent the start of a shim: every
+// user of a volume checks its mount, so a missing mark costs only a message.
+func (d *Doctor) recordStart(ctx context.Context, f Facts) (findings []registry.Finding, err error) {
 	err = commit(ctx, d.state, func(v registry.View) (registry.Change, error) {
 		f.Records = RecordsOf(v, d.Node)
 		findings = Examine(f)
 		change := markChange(f.Records, findings, f.Now)
-		change.Events = bounded(change.Events, f.Now)
+		change.Events = limitEvents(change.Events, f.Now)
 		return change, nil
 	})
 	if err == nil {
 		_, err = d.state.Commit(ctx, func(registry.View) (registry.Change, error) {
-			return registry.Change{Events: bounded(reported(findings, f.Now), f.Now)}, nil
+			return registry.Change{Events: limitEvents(reportEvents(findings, f.Now), f.Now)}, nil
 		})
 	}
 	if errors.Is(err, registry.ErrExhausted) {
@@ -73,8 +59,8 @@ func (d *Doctor) record(ctx context.Context, f Facts) (findings []registry.Findi
 	return findings, err
 }
 
-// reported returns the events of findings that Start only reports.
-func reported(findings []registry.Finding, now time.Time) (events []registry.Event) {
+// reportEvents returns the events of findings that Start only reports.
+func reportEvents(findings []registry.Finding, now time.Time) (events []registry.Event) {
 	for _, f := range findings {
 		hasEvents := f.Kind == registry.FoundUnhealthy
 		if f.Action != registry.ActMark && f.Action != registry.ActRemove && !hasEvents {
@@ -84,8 +70,8 @@ func reported(findings []registry.Finding, now time.Time) (events []registry.Eve
 	return events
 }
 
-// bounded keeps the first maxEvents events, and counts the others.
-func bounded(events []registry.Event, now time.Time) []registry.Event {
+// limitEvents keeps the first maxEvents events, and counts the others.
+func limitEvents(events []registry.Event, now time.Time) []registry.Event {
 	if len(events) <= maxEvents {
 		return events
 	}

@@ -10,14 +10,6 @@ import (
 	"holdfast/registry"
 )
 
-// start is the start of a shim.
-func (w *env) start(t *testing.T) ([]registry.Finding, error) {
-	t.Helper()
-	around, err := NewInventory(w.machine, layout.MountRoot())
-	must(t, err)
-	return w.Start(t.Context(), around)
-}
-
 // A start only marks records and removes empty directories. It reports the rest. It unmounts nothing and calls no
 // plugin.
 func TestStart(t *testing.T) {
@@ -26,7 +18,7 @@ func TestStart(t *testing.T) {
 	w.dir(stray("stage", "empty"))
 	w.dir(stray("stage", "full"))
 	w.files[stray("stage", "full")] = 1
-	findings, err := w.start(t)
+	findings, err := w.Start(t.Context())
 	must(t, err)
 	same(t, "found", brief(findings), []string{
 		"lost mark " + publishedAt(), "orphan unmount " + stray("publish", "x"), "left " + stray("stage",
@@ -57,7 +49,7 @@ func TestStartRemovesWhatWasNotRecorded(t *testing.T) {
 	if d, err := w.Examine(t.Context()); err != nil || len(d.Findings) > 0 {
 		t.Errorf("a running shim may be about to record it: %q, %v", brief(d.Findings), err)
 	}
-	_, err := w.start(t)
+	_, err := w.Start(t.Context())
 	must(t, err)
 	slices.Sort(w.acts)
 	same(t, "acts", w.acts, []string{"rmdir " + made[0], "rmdir " + made[1]})
@@ -67,12 +59,12 @@ func TestStartRemovesWhatWasNotRecorded(t *testing.T) {
 func TestStartOnAFullDisk(t *testing.T) {
 	w := newEnv(t, append(placed(), data, claim(), ref())...)
 	w.log.Fail(registry.Errorf(registry.ErrExhausted, "no space"))
-	findings, err := w.start(t)
+	findings, err := w.Start(t.Context())
 	if err != nil || len(findings) != 2 {
 		t.Errorf("%q, %v", brief(findings), err)
 	}
 	w.log.Fail(registry.Errorf(registry.ErrFenced, "another one"))
-	if _, err := w.start(t); !errors.Is(err, registry.ErrFenced) {
+	if _, err := w.Start(t.Context()); !errors.Is(err, registry.ErrFenced) {
 		t.Errorf("fenced: %v", err)
 	}
 }
@@ -83,7 +75,7 @@ func TestEventsOfAStartAreBounded(t *testing.T) {
 	for i := range 300 {
 		w.mount(stray("stage", fmt.Sprint(i)))
 	}
-	_, err := w.start(t)
+	_, err := w.Start(t.Context())
 	must(t, err)
 	told := w.events(registry.EventReconciled)
 	if len(told) != maxEvents+1 || told[maxEvents] != "and 200 more: see holdfast doctor" {

@@ -69,9 +69,7 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 	r.Node, r.Pause = hello.Node, &r.pause
 	r.Context, r.cancel = context.WithCancelCause(p.life)
 	r.watchCtx, r.stopWatching = context.WithCancelCause(p.life)
-	var around doctor.Inventory
-	var shared, surveyed sync.WaitGroup // run while the store opens, because they are slow if many mounts exist
-	var unseen error
+	var shared sync.WaitGroup // runs while the store opens, because it is slow if many mounts exist
 	if !in.graceful() {
 		shared.Go(func() {
 			switch err := m.Share(); {
@@ -89,20 +87,14 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 		Applied:    func(a registry.Applied) { p.committing(AfterStore)(a.Change); r.applied(a) },
 		ReleasedAt: in.releasedAt, Generation: in.generation,
 	})
-	if shared.Wait(); err == nil && !in.graceful() { // the shim has the store's lock now, so no other shim acts
-		surveyed.Go(func() { around, unseen = doctor.NewInventory(m, layout.MountRoot()) })
-	}
-	if err == nil {
-		err = r.load(ctx, p, hello, in)
-	}
-	if surveyed.Wait(); err == nil {
-		err = unseen
+	if shared.Wait(); err == nil {
+		err = r.load(ctx, p, hello)
 	}
 	if err == nil {
 		err = r.build(p, hello, layout, m, in)
 	}
 	if err == nil && !in.graceful() { // else the previous shim has compared them until now
-		err = r.compare(ctx, p, around)
+		err = r.compare(ctx, p)
 	}
 	if err != nil {
 		return nil, errors.Join(err, r.close())
@@ -112,7 +104,7 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 }
 
 // load loads the table and starts the store's writer. The feed reads old events from the store when they are needed.
-func (r *activeState) load(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (err error) {
+func (r *activeState) load(ctx context.Context, p *Process, hello *rpc.Hello) (err error) {
 	r.Table = registry.New(r.store)
 	if err := r.Table.Load(ctx); err != nil {
 		return fmt.Errorf("load the table of plugins: %w", err)
@@ -134,15 +126,6 @@ func (r *activeState) load(ctx context.Context, p *Process, hello *rpc.Hello, in
 			return err
 		}
 		r.State = r.Cluster.State
-	}
-	if !in.graceful() { // decode the records for the comparison while the survey runs
-		err := r.store.View(ctx, func(v registry.View) error {
-			doctor.RecordsOf(v, r.Node)
-			return nil
-		})
-		if err != nil {
-			return fmt.Errorf("load the records: %w", err)
-		}
 	}
 	running, stop := context.WithCancelCause(context.WithoutCancel(p.life))
 	r.stopStore = stop
@@ -311,8 +294,8 @@ func (r *activeState) ready(run func(context.Context) error) func(context.Contex
 }
 
 // compare compares the records with the mount table and the directories of this node.
-func (r *activeState) compare(ctx context.Context, p *Process, around doctor.Inventory) error {
-	if _, err := r.doctor.Start(ctx, around); err != nil {
+func (r *activeState) compare(ctx context.Context, p *Process) error {
+	if _, err := r.doctor.Start(ctx); err != nil {
 		return fmt.Errorf("compare the records with this machine: %w", err)
 	}
 	if err := r.Tasks.Sweep(ctx); err != nil {
