@@ -24,12 +24,12 @@ type Device struct {
 
 func (d Device) target() string { return d.Target }
 
-func (d Device) put(t *tree) error {
-	return Bind{Source: d.Source, Target: d.Target, ReadOnly: d.ReadOnly}.put(t)
+func (d Device) mount(t *tree) error {
+	return Bind{Source: d.Source, Target: d.Target, ReadOnly: d.ReadOnly}.mount(t)
 }
 
-// nodes makes the nodes of the devices in a tmpfs, clones each node, and unmounts the tmpfs.
-func (t *tree) nodes(layers []Layer, scratch string) error {
+// makeDevices makes the nodes of the devices in a tmpfs, clones each node, and unmounts the tmpfs.
+func (t *tree) makeDevices(layers []Layer, scratch string) error {
 	var devices []Device
 	for _, l := range layers {
 		if d, is := l.(Device); is {

@@ -31,8 +31,8 @@ func Serves(socket string) bool {
 		return true
 	}
 	task := newTaskOf(listener)
-	return slices.ContainsFunc(nbdServers(sysfs), task.has) ||
-		slices.ContainsFunc(pids, func(pid int) bool { return task.has(pid) && opensServed(pid) })
+	return slices.ContainsFunc(nbdServers(sysfs), task.hasProcess) ||
+		slices.ContainsFunc(pids, func(pid int) bool { return task.hasProcess(pid) && opensServed(pid) })
 }
 
 // listenerTimeout bounds the wait for a listener whose queue of connections is full.
@@ -70,10 +70,10 @@ type taskOf struct {
 
 func newTaskOf(pid int) taskOf { return taskOf{pid, spaceOf(pid), cgroupOf(pid)} }
 
-// has reports whether a process belongs to the task. If that cannot be found out, it reports true.
-func (t taskOf) has(pid int) bool {
+// hasProcess reports whether a process belongs to the task. If that cannot be found out, it reports true.
+func (t taskOf) hasProcess(pid int) bool {
 	space, cgroup := spaceOf(pid), cgroupOf(pid)
-	if space == "" || t.space == "" || space == t.space || t.holds(cgroup) {
+	if space == "" || t.space == "" || space == t.space || t.hasCgroup(cgroup) {
 		return true
 	}
 	for range maxAncestors {
@@ -89,9 +89,9 @@ func (t taskOf) has(pid int) bool {
 	return true
 }
 
-// holds reports whether the text of a /proc/PID/cgroup names the task's cgroup or one below it (cgroup v2). For a task
-// in the root cgroup, only the root itself counts.
-func (t taskOf) holds(cgroup string) bool {
+// hasCgroup reports whether the text of a /proc/PID/cgroup names the task's cgroup or one below it (cgroup v2). For a
+// task in the root cgroup, only the root itself counts.
+func (t taskOf) hasCgroup(cgroup string) bool {
 	own := strings.TrimSpace(t.cgroup)
 	return cgroup == t.cgroup || own != "0::/" && strings.HasPrefix(cgroup, own+"/")
 }

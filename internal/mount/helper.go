@@ -48,7 +48,7 @@ func (h *Helper) Inspect(ctx context.Context, paths []string) (map[string]Info, 
 	found := make(map[string]Info, len(paths))
 	var ask []string
 	for _, p := range paths {
-		if h.hangs("inspect " + p) {
+		if h.hangsIn("inspect " + p) {
 			found[p] = Info{Hung: true}
 		} else {
 			ask = append(ask, p)
@@ -69,7 +69,7 @@ func (h *Helper) Inspect(ctx context.Context, paths []string) (map[string]Info, 
 
 func (h *Helper) inspect(ctx context.Context, paths []string, found map[string]Info) error {
 	begun := map[int]string{} // by thread
-	err := h.ask(ctx, question{Inspect: paths}, func(p *process, a answer) {
+	err := h.askProcess(ctx, question{Inspect: paths}, func(p *process, a answer) {
 		if path := paths[a.Path]; a.Found {
 			found[path] = a.Info
 			delete(p.busy, a.TID)
@@ -117,18 +117,18 @@ func (h *Helper) do(ctx context.Context, place, what string, q question) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if h.hangs(place) {
+	if h.hangsIn(place) {
 		return fmt.Errorf("%s: %w: an earlier attempt still hangs", what, ErrHung)
 	}
-	err := h.ask(ctx, q, func(p *process, a answer) { p.busy[a.TID] = place })
+	err := h.askProcess(ctx, q, func(p *process, a answer) { p.busy[a.TID] = place })
 	if remote := (*remoteError)(nil); err == nil || errors.As(err, &remote) {
 		return err // the helper process has named its operation in the error
 	}
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// ask starts a helper process for one question. It passes all answers but the last to take.
-func (h *Helper) ask(ctx context.Context, q question, take func(*process, answer)) error {
+// askProcess starts a helper process for one question. It passes all answers but the last to take.
+func (h *Helper) askProcess(ctx context.Context, q question, take func(*process, answer)) error {
 	until, limited := ctx.Deadline()
 	if !limited {
 		until = time.Now().Add(helperLimit)
@@ -175,12 +175,12 @@ func (h *Helper) end(p *process) {
 	h.killed = append(h.killed, p)
 }
 
-// hangs reports whether an earlier helper process hangs in an operation. It reaps helper processes that have exited.
-func (h *Helper) hangs(what string) bool {
+// hangsIn reports whether an earlier helper process hangs in an operation. It reaps helper processes that have exited.
+func (h *Helper) hangsIn(what string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.killed = slices.DeleteFunc(h.killed, (*process).reap)
-	return slices.ContainsFunc(h.killed, func(p *process) bool { return p.hangs(what) })
+	return slices.ContainsFunc(h.killed, func(p *process) bool { return p.hangsIn(what) })
 }
 
 // process is a helper process with its standard input and output.
@@ -252,8 +252,8 @@ func (p *process) reap() bool {
 	return true
 }
 
-// hangs reports whether a thread of the process is in an operation.
-func (p *process) hangs(what string) bool {
+// hangsIn reports whether a thread of the process is in an operation.
+func (p *process) hangsIn(what string) bool {
 	for tid, busy := range p.busy {
 		if busy != what {
 			continue

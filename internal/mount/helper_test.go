@@ -142,7 +142,7 @@ func children(t *testing.T) (pids []string) {
 func reap(t *testing.T, h *Helper) {
 	t.Helper()
 	until(t, "all helpers are reaped", func() bool {
-		h.hangs("")
+		h.hangsIn("")
 		return len(h.killed) == 0 && len(children(t)) == 0
 	})
 }

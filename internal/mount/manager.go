@@ -52,7 +52,7 @@ func (m *Manager) Share() error {
 	dirs := []string{m.layout.Run, m.layout.MountRoot()}
 	for _, dir := range dirs {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return exhausted(err)
+			return withExhausted(err)
 		}
 	}
 	if err := MakeShared(dirs...); err != nil {
@@ -61,7 +61,7 @@ func (m *Manager) Share() error {
 	err := ProbePropagation(m.layout.MountRoot())
 	// the ENOSPC of a mount means that there are too many mounts
 	if made, is := errors.AsType[*fs.PathError](err); is && made.Op == "mkdir" {
-		return exhausted(err)
+		return withExhausted(err)
 	}
 	return err
 }
@@ -107,7 +107,7 @@ func (m *Manager) MakeDir(path string) error {
 	if err == nil {
 		err = MkdirAll(root, rel)
 	}
-	return exhausted(err)
+	return withExhausted(err)
 }
 
 // MakeDirs makes directories.
@@ -313,7 +313,7 @@ func (m *Manager) explain(path string, err error) error {
 	case errors.Is(err, ErrMounted):
 		return registry.Errorf(registry.ErrConflict, "%w; run: holdfast doctor", err)
 	}
-	return exhausted(err)
+	return withExhausted(err)
 }
 
 // namedUsers returns the users of the mount at path, and what to do about them.
@@ -335,8 +335,8 @@ func (m *Manager) namedUsers(path string) string {
 	return strings.Join(texts, ", ") + ": stop that first"
 }
 
-// exhausted adds the kind ErrExhausted to the error of a full file system.
-func exhausted(err error) error {
+// withExhausted adds the kind ErrExhausted to the error of a full file system.
+func withExhausted(err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		return registry.Errorf(registry.ErrExhausted, "%w; make room, then try again", err)
 	}

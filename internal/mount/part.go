@@ -91,7 +91,7 @@ func UnmountPart(root, at string) error {
 		return nil
 	}
 	if err == nil {
-		err = s.clear()
+		err = s.unmountAll()
 		s.close()
 	}
 	return wrap(err, "unmount the part at %s below %s", at, root)
@@ -341,8 +341,8 @@ func (s *slot) removePoint() error {
 	return err
 }
 
-// clear unmounts all mounts at the mount point. It removes the mount point and its directory if they are empty.
-func (s *slot) clear() error {
+// unmountAll unmounts all mounts at the mount point. It removes the mount point and its directory if they are empty.
+func (s *slot) unmountAll() error {
 	for {
 		mounted, err := isMountPoint(s.dir, s.name)
 		if err == nil && mounted {

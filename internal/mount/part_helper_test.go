@@ -169,7 +169,7 @@ func TestMountPartWaitsForALock(t *testing.T) {
 		case <-time.After(slotWait / 10):
 		}
 		if removed {
-			must(t, s.clear())
+			must(t, s.unmountAll())
 		}
 		s.close()
 		if err = <-done; errors.Is(err, ErrHeld) { // this test was not scheduled for slotWait

@@ -34,7 +34,7 @@ func MakeShared(dirs ...string) error {
 }
 
 func makeShared(all Mounts, dir string) error {
-	dir, err := resolve(dir)
+	dir, err := resolveDir(dir)
 	if err != nil {
 		return err
 	}
@@ -65,7 +65,7 @@ func ProbePropagation(dir string) error {
 }
 
 func probePropagation(dir string) error {
-	dir, err := resolve(dir)
+	dir, err := resolveDir(dir)
 	if err != nil {
 		return err
 	}
@@ -123,8 +123,8 @@ func mountID(dir int, path string) (int, error) {
 	return int(st.Mnt_id), wrap(err, "statx %s", path)
 }
 
-// resolve returns dir in the form that mountinfo has.
-func resolve(dir string) (string, error) {
+// resolveDir returns dir in the form that mountinfo has.
+func resolveDir(dir string) (string, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return "", err

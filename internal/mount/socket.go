@@ -48,7 +48,7 @@ func removeStaleAt(dir int, name string) (served bool, err error) {
 	if st.Mode&unix.S_IFMT != unix.S_IFSOCK {
 		return false, fmt.Errorf("the file is no socket; choose another path")
 	}
-	if served, err = dial(fd); served || err != nil {
+	if served, err = isServedSocket(fd); served || err != nil {
 		return served, err
 	}
 	if err := unix.Unlinkat(dir, name, 0); err != nil && !errors.Is(err, unix.ENOENT) {
@@ -57,8 +57,8 @@ func removeStaleAt(dir int, name string) (served bool, err error) {
 	return false, nil
 }
 
-// dial connects to the socket that fd has open. It cannot hang, because the connect does not block.
-func dial(fd int) (served bool, err error) {
+// isServedSocket connects to the socket that fd has open. It cannot hang, because the connect does not block.
+func isServedSocket(fd int) (served bool, err error) {
 	s, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return false, err

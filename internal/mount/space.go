@@ -30,7 +30,7 @@ type Space struct {
 // Layer is a Bind, a Device, a Dir or a Tmpfs.
 type Layer interface {
 	target() string
-	put(*tree) error
+	mount(*tree) error
 }
 
 // Bind makes a file or directory of the host appear in the space, with the mounts below it.
@@ -74,27 +74,27 @@ func (s Space) Run(fn func() error) error {
 		}
 		t := newTree()
 		defer t.close()
-		if err := t.open(s.Layers, func(b Bind) bool { return b.Propagation == Bidirectional }); err != nil {
+		if err := t.cloneBinds(s.Layers, func(b Bind) bool { return b.Propagation == Bidirectional }); err != nil {
 			return err
 		}
 		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 			return fmt.Errorf("make all mounts slaves of the host's: %w", err)
 		}
-		if err := t.nodes(s.Layers, s.Scratch); err != nil {
+		if err := t.makeDevices(s.Layers, s.Scratch); err != nil {
 			return err
 		}
-		if err := t.open(s.Layers, func(b Bind) bool { return b.Propagation != Bidirectional }); err != nil {
+		if err := t.cloneBinds(s.Layers, func(b Bind) bool { return b.Propagation != Bidirectional }); err != nil {
 			return err
 		}
-		if err := t.build(s.Scratch); err != nil {
+		if err := t.buildRoot(s.Scratch); err != nil {
 			return err
 		}
 		for _, l := range s.Layers {
-			if err := l.put(t); err != nil {
+			if err := l.mount(t); err != nil {
 				return err
 			}
 		}
-		if err := t.seal(); err != nil {
+		if err := t.makeCopiesReadOnly(); err != nil {
 			return err
 		}
 		return fn()
@@ -108,7 +108,7 @@ func (s Space) check() error {
 			return fmt.Errorf("target %q in the task is no absolute path below /", at)
 		}
 		if b, is := l.(Bind); is && b.Propagation == Bidirectional {
-			if err := bidirectional(b); err != nil {
+			if err := checkBidirectional(b); err != nil {
 				return err
 			}
 		}
@@ -116,8 +116,8 @@ func (s Space) check() error {
 	return nil
 }
 
-// bidirectional refuses a source from which mounts would not propagate to the host.
-func bidirectional(b Bind) error {
+// checkBidirectional refuses a source from which mounts would not propagate to the host.
+func checkBidirectional(b Bind) error {
 	table, err := Table(0)
 	if err != nil {
 		return err
@@ -133,7 +133,7 @@ func bidirectional(b Bind) error {
 	return nil
 }
 
-func (b Bind) put(t *tree) error {
+func (b Bind) mount(t *tree) error {
 	fd, found := t.sources[b.Target]
 	if !found {
 		return fmt.Errorf("bind %s: two binds have the target %s", b.Source, b.Target)
@@ -152,35 +152,35 @@ func (b Bind) put(t *tree) error {
 	if err := setAttr(fd, true, attr); err != nil {
 		return fmt.Errorf("bind %s: %w", b.Source, err)
 	}
-	at, err := t.reach(b.Target, dir, 0o755)
+	at, err := t.openTarget(b.Target, dir, 0o755)
 	if err != nil {
 		return fmt.Errorf("bind %s at %s: %w", b.Source, b.Target, err)
 	}
 	defer unix.Close(at.fd)
 	if err := attach(fd, at.fd, ""); err != nil {
-		return fmt.Errorf("bind %s at %s: %w", b.Source, b.Target, mismatch(err, dir))
+		return fmt.Errorf("bind %s at %s: %w", b.Source, b.Target, explainMismatch(err, dir))
 	}
 	switch {
 	case b.Propagation == Bidirectional:
-		t.cover(at.path, shared)
+		t.setArea(at.path, shared)
 	case within("/dev", b.Source):
-		t.cover(at.path, host) // the space must not make mount points among the host's devices
+		t.setArea(at.path, host) // the space must not make mount points among the host's devices
 	default:
-		t.cover(at.path, own)
+		t.setArea(at.path, own)
 	}
 	return nil
 }
 
-func (d Dir) put(t *tree) error {
-	at, err := t.reach(d.Path, true, d.Mode)
+func (d Dir) mount(t *tree) error {
+	at, err := t.openTarget(d.Path, true, d.Mode)
 	if err != nil {
 		return fmt.Errorf("make directory %s in the task: %w", d.Path, err)
 	}
 	return unix.Close(at.fd)
 }
 
-func (m Tmpfs) put(t *tree) error {
-	at, err := t.reach(m.Path, true, m.Mode)
+func (m Tmpfs) mount(t *tree) error {
+	at, err := t.openTarget(m.Path, true, m.Mode)
 	if err != nil {
 		return fmt.Errorf("mount a tmpfs at %s in the task: %w", m.Path, err)
 	}
@@ -193,12 +193,12 @@ func (m Tmpfs) put(t *tree) error {
 	if err := unix.Mount("tmpfs", procFD(at.fd), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		return fmt.Errorf("mount a tmpfs at %s in the task: %w", m.Path, err)
 	}
-	t.cover(at.path, own)
+	t.setArea(at.path, own)
 	return nil
 }
 
-// mismatch explains the kernel's error: a directory can only be mounted on a directory.
-func mismatch(err error, dir bool) error {
+// explainMismatch explains the kernel's error: a directory can only be mounted on a directory.
+func explainMismatch(err error, dir bool) error {
 	if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("one of source and target is a directory and the other is not (source: %t): %w", dir, err)
 	}

@@ -50,8 +50,8 @@ func (t *tree) close() {
 	}
 }
 
-// cover records the area of path, and removes areas below it.
-func (t *tree) cover(path string, whose area) {
+// setArea records the area of path, and removes areas below it.
+func (t *tree) setArea(path string, whose area) {
 	maps.DeleteFunc(t.areas, func(p string, _ area) bool { return within(path, p) })
 	t.areas[path] = whose
 }
@@ -66,8 +66,8 @@ func (t *tree) areaOf(path string) area {
 	}
 }
 
-// open clones the sources of the wanted binds.
-func (t *tree) open(layers []Layer, wanted func(Bind) bool) error {
+// cloneBinds clones the sources of the wanted binds.
+func (t *tree) cloneBinds(layers []Layer, wanted func(Bind) bool) error {
 	for _, l := range layers {
 		b, is := l.(Bind)
 		if !is || !wanted(b) {
@@ -88,8 +88,8 @@ func (t *tree) open(layers []Layer, wanted func(Bind) bool) error {
 	return nil
 }
 
-// build makes the root, which is a tmpfs with the entries of the host's root, and changes to it.
-func (t *tree) build(scratch string) error {
+// buildRoot makes the root, which is a tmpfs with the entries of the host's root, and changes to it.
+func (t *tree) buildRoot(scratch string) error {
 	if err := t.copyDir("/", scratch); err != nil {
 		return fmt.Errorf("build the root of a task: %w", err)
 	}
@@ -153,7 +153,7 @@ func (t *tree) copyDir(dir, at string) error {
 		return err
 	}
 	t.copies = append(t.copies, copy)
-	t.cover(dir, copied)
+	t.setArea(dir, copied)
 	for name, to := range links {
 		if err := os.Symlink(to, filepath.Join(at, name)); err != nil {
 			return err
@@ -198,10 +198,10 @@ func attachTree(fd int, at string) error {
 	return wrap(attach(fd, unix.AT_FDCWD, at), "mount at %s", at)
 }
 
-// reach opens a path. If the path is missing, reach makes a directory or an empty file, with its parents. If these
-// would be made in a directory of the host, a copy replaces that directory, so that nothing is made on the host.
-func (t *tree) reach(target string, dir bool, mode uint32) (location, error) {
-	path, missing, err := t.walk(target)
+// openTarget opens a path. If the path is missing, openTarget makes a directory or an empty file, with its parents. If
+// these would be made in a directory of the host, a copy replaces that directory, so that nothing is made on the host.
+func (t *tree) openTarget(target string, dir bool, mode uint32) (location, error) {
+	path, missing, err := t.resolve(target)
 	if err != nil {
 		return location{}, err
 	}
@@ -217,9 +217,9 @@ func (t *tree) reach(target string, dir bool, mode uint32) (location, error) {
 	return location{filepath.Join(path, missing), fd}, err
 }
 
-// walk resolves target inside the space as far as it exists, and returns the missing rest. It follows links of the
+// resolve follows target inside the space as far as it exists, and returns the missing rest. It follows links of the
 // host. It follows no links in the space's own directories, because an earlier run of the task may have made them.
-func (t *tree) walk(target string) (path, missing string, err error) {
+func (t *tree) resolve(target string) (path, missing string, err error) {
 	path, rest := "/", strings.Split(strings.Trim(filepath.Clean(target), "/"), "/")
 	for links := 0; len(rest) > 0; {
 		next := filepath.Join(path, rest[0])
@@ -279,8 +279,8 @@ func (t *tree) create(path, missing string, dir bool, mode uint32) (int, error) 
 	return openBelow(parent, name, unix.O_PATH)
 }
 
-// seal makes copied directories read-only, because files written there would be lost.
-func (t *tree) seal() error {
+// makeCopiesReadOnly makes copied directories read-only, because files written there would be lost.
+func (t *tree) makeCopiesReadOnly() error {
 	for _, fd := range t.copies {
 		if err := setAttr(fd, false, unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
 			return fmt.Errorf("make a copied directory read-only: %w", err)

@@ -93,8 +93,8 @@ func newUserTable(points []string) (*userTable, error) {
 	return t, nil
 }
 
-// at returns those of the points that are path or one of its parents.
-func (t *userTable) at(path string) (points []string) {
+// pointsAbove returns those of the points that are path or one of its parents.
+func (t *userTable) pointsAbove(path string) (points []string) {
 	for p := range upwards(path) {
 		if t.points[p] {
 			points = append(points, p)
@@ -116,14 +116,16 @@ func (t *userTable) addMounts(others []namespace) {
 	masters := masters(append(others, namespace{mounts: t.own}))
 	for i, m := range t.own {
 		if on, known := t.parents[m.Parent]; known && on.Point != m.Point {
-			t.add(t.at(on.Point), User{Text: "something is mounted inside it, at " + printable(m.Point),
+			t.add(t.pointsAbove(on.Point), User{Text: "something is mounted inside it, at " + printable(m.Point),
 				Mount: m.Point})
 		}
 		if t.isCopy(m, i, t.parents, masters) {
 			continue
 		}
 		for _, s := range t.sources(m) {
-			points := slices.DeleteFunc(t.at(t.own[s].Point), func(p string) bool { return within(p, m.Point) })
+			points := slices.DeleteFunc(t.pointsAbove(t.own[s].Point), func(p string) bool {
+				return within(p, m.Point)
+			})
 			if s < i && len(points) > 0 && !t.hasElder(s, i) {
 				t.add(points, User{Text: "it is also mounted at " + printable(m.Point), Mount: m.Point})
 			}
@@ -144,7 +146,7 @@ func (t *userTable) addNamespace(ns namespace, masters map[int]int) {
 			continue
 		}
 		for _, s := range t.sources(m) {
-			t.add(t.at(t.own[s].Point), User{
+			t.add(t.pointsAbove(t.own[s].Point), User{
 				PID: ns.pid, There: m.Point,
 				Text: fmt.Sprintf("it is mounted at %s in the mount namespace of %s", printable(m.Point),
 					proc.Name(ns.pid)),
@@ -179,13 +181,13 @@ func (t *userTable) isCopy(m Mount, n int, mounts map[int]Mount, masters map[int
 	below, known := mounts[m.Parent]
 	return known && slices.ContainsFunc(t.shows[sourceOf(m)], func(i int) bool {
 		original := t.own[i]
-		return i < n && original.ID != m.ID && t.receives(below, original, masters) &&
+		return i < n && original.ID != m.ID && t.receivesFrom(below, original, masters) &&
 			mountedAt(m, below) == mountedAt(original, t.parents[original.Parent])
 	})
 }
 
-// receives reports whether the mount below receives propagation from the mount that original is mounted on.
-func (t *userTable) receives(below, original Mount, masters map[int]int) bool {
+// receivesFrom reports whether the mount below receives propagation from the mount that original is mounted on.
+func (t *userTable) receivesFrom(below, original Mount, masters map[int]int) bool {
 	source, known := t.parents[original.Parent]
 	if !known || !source.Shared() || source.ID == below.ID {
 		return false
@@ -260,7 +262,7 @@ func (t *userTable) addProcess(pid int) {
 	}
 	opened := map[string]bool{} // one file per point suffices to name the process
 	for _, fd := range proc.FDs(pid) {
-		for _, p := range t.at(fd.Path) {
+		for _, p := range t.pointsAbove(fd.Path) {
 			if !opened[p] {
 				opened[p] = true
 				t.add([]string{p}, User{
@@ -272,7 +274,7 @@ func (t *userTable) addProcess(pid int) {
 }
 
 func (t *userTable) addPath(pid int, does, path string) {
-	if points := t.at(path); len(points) > 0 {
+	if points := t.pointsAbove(path); len(points) > 0 {
 		t.add(points, User{PID: pid, Text: fmt.Sprintf("%s %s %s", proc.Name(pid), does, printable(path))})
 	}
 }
