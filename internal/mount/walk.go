@@ -207,24 +207,8 @@ func unmountAt(dir int, name string) error {
 // stops there. It resolves links in root's parents.
 func RemoveTree(root string) error {
 	parent, err := filepath.EvalSymlinks(filepath.Dir(filepath.Clean(root)))
-	if errors.Is(err, unix.ENOENT) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("remove %s: %w", root, err)
-	}
-	name := filepath.Base(root)
-	dir, err := openRoot(parent)
 	if err == nil {
-		if err = findMount(dir, name); err == nil {
-			err = removeAt(dir, name)
-		}
-		unix.Close(dir)
-	}
-	if errors.Is(err, ErrMounted) {
-		if ms, _ := Below(filepath.Join(parent, name)); len(ms) > 0 {
-			err = fmt.Errorf("%s: %w", ms[0], ErrMounted)
-		}
+		err = removeTree(parent, filepath.Base(root))
 	}
 	if errors.Is(err, unix.ENOENT) {
 		return nil
@@ -232,16 +216,20 @@ func RemoveTree(root string) error {
 	return wrap(err, "remove %s", root)
 }
 
-// findMount returns ErrMounted if an entry of an open directory, or a path below the entry, is a mount point.
-func findMount(dir int, name string) error {
-	mounted, err := isMountPoint(dir, name)
-	if mounted {
-		err = ErrMounted
-	}
+func removeTree(parent, name string) error {
+	mounts, err := Below(filepath.Join(parent, name))
 	if err != nil {
 		return err
 	}
-	return eachBelow(dir, name, findMount)
+	if len(mounts) > 0 {
+		return fmt.Errorf("%s: %w", mounts[0], ErrMounted)
+	}
+	dir, err := openRoot(parent)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dir)
+	return removeAt(dir, name)
 }
 
 // eachBelow calls do for each entry of the directory name, which lies in an open directory. For a file, a link or a
