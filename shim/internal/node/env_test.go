@@ -164,6 +164,16 @@ func (n *env) commit(c registry.Change) {
 	}
 }
 
+// decide commits the change that decide returns.
+func (n *env) decide(decide func(registry.View) registry.Change) {
+	_, err := n.log.Commit(context.Background(), func(v registry.View) (registry.Change, error) {
+		return decide(v), nil
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+}
+
 func (n *env) view(read func(registry.View)) {
 	err := n.log.View(context.Background(), func(v registry.View) error { read(v); return nil })
 	if err != nil {
@@ -353,16 +363,13 @@ func (n *env) introduce() {
 		}
 	}
 	for _, role := range roles {
-		_, err := n.log.Commit(context.Background(), func(v registry.View) (registry.Change, error) {
+		n.decide(func(v registry.View) registry.Change {
 			return registry.PutChange(v, time.Now(), registry.Instance{
 				InstanceKey: registry.InstanceKey{Role: role, Plugin: pluginID, Alloc: task.Alloc, Task: task.Task},
 				Attempt:     uint64(n.starts), Endpoint: at, Volumes: tree, Fingerprint: found[role],
 				Health: registry.Health{State: registry.Healthy, Cause: registry.CauseProbed},
-			}), nil
+			})
 		})
-		if err != nil {
-			n.t.Fatal(err)
-		}
 	}
 }
 
@@ -370,12 +377,7 @@ func (n *env) introduce() {
 func (n *env) removePlugin() { n.removeTask(n.task) }
 
 func (n *env) removeTask(task registry.TaskKey) {
-	_, err := n.log.Commit(context.Background(), func(v registry.View) (registry.Change, error) {
-		return registry.RemoveTaskChange(v, time.Now(), task), nil
-	})
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	n.decide(func(v registry.View) registry.Change { return registry.RemoveTaskChange(v, time.Now(), task) })
 }
 
 // script installs rules. Without rules it removes all installed rules.
@@ -521,6 +523,27 @@ func (n *env) want(when string, want ...registry.RPC) {
 	}
 }
 
+// events returns the details of the events of a kind.
+func (n *env) events(kind registry.EventKind) (details []string) {
+	n.view(func(v registry.View) {
+		all, _ := v.Events(0, 10000)
+		for _, e := range all {
+			if e.Kind == kind {
+				details = append(details, e.Detail)
+			}
+		}
+	})
+	return details
+}
+
+// wantEvent checks that there is one event of a kind, and that its details have a text.
+func (n *env) wantEvent(kind registry.EventKind, text string) {
+	n.t.Helper()
+	if events := n.events(kind); len(events) != 1 || !strings.Contains(events[0], text) {
+		n.t.Errorf("events of the kind %q: %q, want one with %q", kind, events, text)
+	}
+}
+
 // status returns the status of an alloc.
 func (n *env) status(id registry.AllocID) registry.AllocStatus {
 	n.t.Helper()
@@ -539,11 +562,16 @@ func (n *env) settle() {
 	n.empty()
 	n.useAgain()
 	n.empty()
+	n.endShim()
+	n.plugin.Load().end(false)
+}
+
+// endShim ends the shim and waits for all that runs in the background.
+func (n *env) endShim() {
 	n.shim.cancel(errShimEnds)
 	n.shim.fleet.CloseAll()
 	n.shim.loops.Wait()
 	n.allocs.Wait()
-	n.plugin.Load().end(false)
 }
 
 // empty releases all allocs, and waits until nothing is left.

@@ -79,7 +79,7 @@ func TestOnlyAbandonedClaimsAreReleasedByForce(t *testing.T) {
 				t.Errorf("claims: %+v", claims)
 			}
 		})
-		forced := n.details(registry.EventForced)
+		forced := n.events(registry.EventForced)
 		if len(forced) != 3 || forced[0] != "claim of node other, by "+operator {
 			t.Errorf("events: %q", forced)
 		}

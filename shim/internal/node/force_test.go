@@ -23,14 +23,9 @@ func (n *env) force(id registry.AllocID) ([]registry.ReleaseStep, error) {
 	return n.shim.allocs.ForceRelease(ctx, id, registry.Force{By: operator, Confirm: string(id)})
 }
 
-// inGone runs f with allocs that use v0, whose plugin is gone for good, and checks that nothing is left afterwards.
-func inGone(t *testing.T, allocs []registry.AllocID, f func(t *testing.T, n *env)) {
-	t.Helper()
-	inGoneWith(t, allocs, wish{subPaths: []string{"a"}}, f)
-}
-
-// inGoneWith is inGone with allocs that request w.
-func inGoneWith(t *testing.T, allocs []registry.AllocID, w wish, f func(t *testing.T, n *env)) {
+// inGone runs f with allocs that request w and whose plugin is gone for good, and checks that nothing is left
+// afterwards.
+func inGone(t *testing.T, allocs []registry.AllocID, w wish, f func(t *testing.T, n *env)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		n := newEnv(t, attaches+stages)
@@ -46,35 +41,21 @@ func inGoneWith(t *testing.T, allocs []registry.AllocID, w wish, f func(t *testi
 	})
 }
 
+var withPart = wish{subPaths: []string{"a"}}
+
 // checkNothingLeft checks that no record, mount and directory is left, and ends the shim.
 func (n *env) checkNothingLeft() {
 	n.t.Helper()
 	for _, what := range append(n.left(), n.machine.left()...) {
 		n.t.Errorf("left: %s", what)
 	}
-	n.shim.cancel(errShimEnds)
-	n.shim.fleet.CloseAll()
-	n.shim.loops.Wait()
-	n.allocs.Wait()
-}
-
-// details returns the details of events of a kind.
-func (n *env) details(kind registry.EventKind) (details []string) {
-	n.view(func(v registry.View) {
-		all, _ := v.Events(0, 10000)
-		for _, e := range all {
-			if e.Kind == kind {
-				details = append(details, e.Detail)
-			}
-		}
-	})
-	return details
+	n.endShim()
 }
 
 // A release by force needs a confirmation and leaves mounts in use alone. Then it takes down all that the plugin has
 // left, and its events name the calls that it skips.
 func TestForceReleaseTakesDownWhatAGonePluginLeft(t *testing.T) {
-	inGone(t, []registry.AllocID{"a1"}, func(t *testing.T, n *env) {
+	inGone(t, []registry.AllocID{"a1"}, withPart, func(t *testing.T, n *env) {
 		ctx := n.shim.ctx
 		_, err := n.force("a1")
 		if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "stop it first") {
@@ -112,17 +93,17 @@ func TestForceReleaseTakesDownWhatAGonePluginLeft(t *testing.T) {
 				t.Errorf("%s was unmounted", path)
 			}
 		}
-		if forced := n.details(registry.EventForced); len(forced) > 0 {
+		if forced := n.events(registry.EventForced); len(forced) > 0 {
 			t.Errorf("refused, but begun: %q", forced)
 		}
 		n.machine.setUser("", "")
 		if _, err := n.force("a1"); err != nil {
 			t.Error(err)
 		}
-		if forced := n.details(registry.EventForced); !slices.Equal(forced, []string{"by " + operator}) {
+		if forced := n.events(registry.EventForced); !slices.Equal(forced, []string{"by " + operator}) {
 			t.Errorf("events: %q", forced)
 		}
-		skipped := strings.Join(n.details(registry.EventAbandoned), "\n")
+		skipped := strings.Join(n.events(registry.EventAbandoned), "\n")
 		for _, part := range []string{"NodeUnpublishVolume and NodeUnstageVolume", "ControllerUnpublishVolume",
 			operator, "no task on this node serves plugin p"} {
 			if !strings.Contains(skipped, part) {
@@ -138,7 +119,7 @@ func TestForceReleaseTakesDownWhatAGonePluginLeft(t *testing.T) {
 
 // If an alloc uses a volume twice, the last steps take down what both uses share.
 func TestForceStepsOfAVolumeUsedTwice(t *testing.T) {
-	inGoneWith(t, []registry.AllocID{"a1"}, wish{volumes: []int{0}, mixed: true}, func(t *testing.T, n *env) {
+	inGone(t, []registry.AllocID{"a1"}, wish{volumes: []int{0}, mixed: true}, func(t *testing.T, n *env) {
 		_ = n.tryDown("a1")
 		first := claimOf("a1")
 		first.Request = "again"
@@ -162,7 +143,7 @@ func TestForceStepsOfAVolumeUsedTwice(t *testing.T) {
 
 // Mounts that other allocs use stay.
 func TestForceReleaseKeepsOtherUsers(t *testing.T) {
-	inGone(t, []registry.AllocID{"a1", "a2"}, func(t *testing.T, n *env) {
+	inGone(t, []registry.AllocID{"a1", "a2"}, withPart, func(t *testing.T, n *env) {
 		for _, id := range []registry.AllocID{"a1", "a2"} {
 			if id == "a2" {
 				for _, path := range []string{targetOf("a2"), stagingPath} {
@@ -182,7 +163,7 @@ func TestForceReleaseKeepsOtherUsers(t *testing.T) {
 // If a shim is killed after any commit of a release by force, the next shim ends the release without another call.
 func TestForceReleaseSurvivesKills(t *testing.T) {
 	for kill, done := 1, false; !done; kill++ {
-		inGone(t, []registry.AllocID{"a1"}, func(t *testing.T, n *env) {
+		inGone(t, []registry.AllocID{"a1"}, withPart, func(t *testing.T, n *env) {
 			_ = n.tryDown("a1")
 			commits, end := 0, n.shim.cancel
 			n.log.OnApplied(func(registry.Applied) {
@@ -191,7 +172,7 @@ func TestForceReleaseSurvivesKills(t *testing.T) {
 				}
 			})
 			_, err := n.force("a1")
-			forced := len(n.details(registry.EventForced)) > 0
+			forced := len(n.events(registry.EventForced)) > 0
 			done = err == nil && commits < kill
 			n.crash()
 			n.startShim()
@@ -208,7 +189,7 @@ func TestForceReleaseSurvivesKills(t *testing.T) {
 
 // A release that waits ends with the release by force, without an error.
 func TestForceReleaseEndsOtherCalls(t *testing.T) {
-	inGone(t, []registry.AllocID{"a1"}, func(t *testing.T, n *env) {
+	inGone(t, []registry.AllocID{"a1"}, withPart, func(t *testing.T, n *env) {
 		waiting := errors.New("not ended")
 		n.async(func() {
 			ctx, cancel := context.WithTimeout(n.shim.ctx, time.Hour)
@@ -267,7 +248,7 @@ func TestForceReleaseSendsWhatStillSucceeds(t *testing.T) {
 		if len(calls) == 0 || calls[len(calls)-1] != detach || !slices.Contains(calls, unstage) {
 			t.Errorf("calls: %v", calls)
 		}
-		if skipped := n.details(registry.EventAbandoned); len(skipped) != 1 || !strings.Contains(skipped[0],
+		if skipped := n.events(registry.EventAbandoned); len(skipped) != 1 || !strings.Contains(skipped[0],
 			"without NodeUnstageVolume, by") || !strings.Contains(skipped[0], "INTERNAL") {
 			t.Errorf("skipped: %q", skipped)
 		}

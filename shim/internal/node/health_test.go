@@ -55,9 +55,6 @@ func (n *env) asked(rpc, volume string) (calls int) {
 	return calls
 }
 
-// measured counts the calls of NodeGetVolumeStats for a volume.
-func (n *env) measured(volume string) (calls int) { return n.asked(statsRPC, volume) }
-
 // reports makes the plugin report a condition. The zero value reports a good one.
 func (n *env) reports(rpc string, c csifake.Condition) {
 	n.script()
@@ -193,7 +190,7 @@ func TestFailedHealthOfOneVolumeHidesNoOther(t *testing.T) {
 		n.script(csifake.Rule{RPC: statsRPC, Code: "NOT_FOUND"})
 		time.Sleep(2 * time.Minute)
 		for _, volume := range []string{"x-v0", "x-v1"} {
-			if n.measured(volume) == 0 {
+			if n.asked(statsRPC, volume) == 0 {
 				t.Errorf("the plugin is not asked about %s", volume)
 			}
 		}
@@ -265,12 +262,7 @@ func TestHealthIsAskedOfTheInstanceThatServesTheVolume(t *testing.T) {
 			if n.asked(rpc, "") == before {
 				t.Errorf("%s: the plugin is not asked", rpc)
 			}
-			_, err := n.log.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
-				return registry.RemoveTaskChange(v, time.Now(), next.TaskKey()), nil
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			n.removeTask(next.TaskKey())
 			ref.Server = registry.TaskKey{}
 			n.put(ref)
 		})

@@ -16,6 +16,7 @@ import (
 	"holdfast/internal/csifake"
 	"holdfast/internal/csifake/journal"
 	"holdfast/registry"
+	"holdfast/shim/internal/controller"
 )
 
 var seed = flag.Uint64("seed", 0,
@@ -204,11 +205,17 @@ func (h *history) prepare() {
 	if h.random.IntN(4) == 0 {
 		w.subPaths = []string{"a", "b/c"}[:1+h.random.IntN(2)]
 	}
-	group, limit, shim := h.group(h.anAlloc(), w), h.upTo(5*time.Minute), h.shim
+	group := h.group(h.anAlloc(), w)
+	h.call(func(ctx context.Context, s *shim) { _, _ = s.allocs.Prepare(ctx, registry.Call{}, group) })
+}
+
+// call makes a call in the background, with a random deadline.
+func (h *history) call(f func(context.Context, *shim)) {
+	limit, s := h.upTo(5*time.Minute), h.shim
 	h.allocs.Go(func() {
-		ctx, cancel := context.WithTimeout(shim.ctx, limit)
+		ctx, cancel := context.WithTimeout(s.ctx, limit)
 		defer cancel()
-		_, _ = shim.allocs.Prepare(ctx, registry.Call{}, group)
+		f(ctx, s)
 	})
 }
 
@@ -221,46 +228,35 @@ func (h *history) release() {
 func (h *history) expand() {
 	name := h.aVolume()
 	h.size += h.random.Int64N(3) * gib
-	want, limit, shim := registry.CapacityRange{Required: gib + h.size}, h.upTo(5*time.Minute), h.shim
-	h.allocs.Go(func() {
-		ctx, cancel := context.WithTimeout(shim.ctx, limit)
-		defer cancel()
-		_, _ = shim.volumes.Expand(ctx, registry.Call{}, name, want)
-	})
+	want := registry.CapacityRange{Required: gib + h.size}
+	h.call(func(ctx context.Context, s *shim) { _, _ = s.volumes.Expand(ctx, registry.Call{}, name, want) })
 }
 
 // snapshot takes a snapshot of a volume or of two, or deletes one.
 func (h *history) snapshot() {
 	spec := registry.SnapshotSpec{Namespace: "default", ID: registry.SnapshotID(fmt.Sprintf("s%d", h.random.IntN(3))),
 		Volume: h.aVolume().ID}
-	shim, limit, deletes := h.shim, h.upTo(5*time.Minute), h.random.IntN(2) == 0
-	remove := shim.snapshots.Delete
+	deletes := h.random.IntN(2) == 0
+	remove := (*controller.Snapshots).Delete
 	if h.random.IntN(2) == 0 {
-		remove, spec.Volume = shim.snapshots.DeleteGroup, ""
+		remove, spec.Volume = (*controller.Snapshots).DeleteGroup, ""
 		for _, i := range h.random.Perm(3)[:2] {
 			spec.Volumes = append(spec.Volumes, registry.VolumeID(fmt.Sprintf("v%d", i)))
 		}
 	}
-	h.allocs.Go(func() {
-		ctx, cancel := context.WithTimeout(shim.ctx, limit)
-		defer cancel()
+	h.call(func(ctx context.Context, s *shim) {
 		if deletes {
-			_ = remove(ctx, registry.Call{}, spec.SnapshotName())
+			_ = remove(s.snapshots, ctx, registry.Call{}, spec.SnapshotName())
 		} else {
-			_, _ = shim.snapshots.Create(ctx, registry.Call{}, spec)
+			_, _ = s.snapshots.Create(ctx, registry.Call{}, spec)
 		}
 	})
 }
 
 // modify sets a mutable parameter of a volume to a random value.
 func (h *history) modify() {
-	name, limit, shim := h.aVolume(), h.upTo(5*time.Minute), h.shim
-	parameters := map[string]string{"iops": strconv.Itoa(h.random.IntN(100))}
-	h.allocs.Go(func() {
-		ctx, cancel := context.WithTimeout(shim.ctx, limit)
-		defer cancel()
-		_, _ = shim.volumes.Modify(ctx, registry.Call{}, name, parameters)
-	})
+	name, parameters := h.aVolume(), map[string]string{"iops": strconv.Itoa(h.random.IntN(100))}
+	h.call(func(ctx context.Context, s *shim) { _, _ = s.volumes.Modify(ctx, registry.Call{}, name, parameters) })
 }
 
 // roll starts another instance of the plugin beside the running one, and ends the older one later. A plugin whose start

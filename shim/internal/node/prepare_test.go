@@ -200,26 +200,20 @@ func TestSyncReleasesWhatIsNotNamed(t *testing.T) {
 	})
 }
 
+// A volume that is not known or not ready is refused with the next step.
 func TestUnknownVolumeIsNamed(t *testing.T) {
-	inEnv(t, "", func(t *testing.T, n *env) {
-		err := n.tryUp("a1", wish{volumes: []int{7}})
-		if !errors.Is(err, registry.ErrNotFound) || !strings.Contains(err.Error(), "create or register it first") {
-			t.Errorf("err = %v", err)
-		}
-		n.down("a1")
-		n.down("an-unknown-alloc")
-	})
-}
-
-func TestVolumeInCreationIsNotReady(t *testing.T) {
 	inEnv(t, "", func(t *testing.T, n *env) {
 		n.put(registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: "v7", Plugin: pluginID},
 			State: registry.VolumeCreating})
-		err := n.tryUp("a1", wish{volumes: []int{7}})
-		if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "is creating; it must be ready") {
-			t.Errorf("err = %v", err)
+		for volume, want := range map[int]string{6: "create or register it first", 7: "is creating; it must be ready"} {
+			err := n.tryUp("a1", wish{volumes: []int{volume}})
+			if kind := map[int]error{6: registry.ErrNotFound, 7: registry.ErrConflict}[volume]; !errors.Is(err, kind) ||
+				!strings.Contains(err.Error(), want) {
+				t.Errorf("volume v%d: %v", volume, err)
+			}
 		}
 		n.down("a1")
+		n.down("an-unknown-alloc")
 	})
 }
 

@@ -185,17 +185,14 @@ func TestCapabilitiesOfTheTimeCount(t *testing.T) {
 func TestNothingIsPutUpWhileTheControllerIsAway(t *testing.T) {
 	for _, expected := range []bool{true, false} {
 		inEnv(t, stages, func(t *testing.T, n *env) {
-			_, err := n.log.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
+			n.decide(func(v registry.View) registry.Change {
 				return registry.RemoveChange(v, time.Now(), registry.InstanceKey{Role: registry.RoleController,
-					Plugin: pluginID, Alloc: "plugin", Task: "p"}), nil
+					Plugin: pluginID, Alloc: "plugin", Task: "p"})
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
 			s, usage := n.shim.stager, registry.Usage{Access: accessOf(0), Attachment: registry.FileSystem}
 			s.Expected = func(registry.View, registry.Role, registry.PluginID) bool { return expected }
 			n.put(registry.Claim{Volume: v0, Alloc: "a1", Request: "v0", Node: nodeName, Usage: usage})
-			err = s.Stage(t.Context(), intent.Caller{}, n.volume(0, "x-v0"), usage)
+			err := s.Stage(t.Context(), intent.Caller{}, n.volume(0, "x-v0"), usage)
 			if errors.Is(err, registry.ErrConflict) != expected || !expected && err != nil {
 				t.Errorf("expected %v: %v", expected, err)
 			}
