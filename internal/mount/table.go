@@ -129,8 +129,7 @@ func (ms Mounts) climb(at Mount, path string) Mount {
 		}
 		for range ms { // no stack is higher than the table is long
 			i := slices.IndexFunc(ms, func(m Mount) bool {
-				return m.Parent == at.ID && m.ID != at.ID &&
-					m.Point == path[:end]
+				return m.Parent == at.ID && m.ID != at.ID && m.Point == path[:end]
 			})
 			if i < 0 {
 				break

@@ -104,24 +104,24 @@ func instances(caps ...registry.Capability) []registry.Instance {
 // machine is a mount table with directories and users, in memory. If an act must never be done, it reports the act as
 // an error of the test.
 type machine struct {
-	t      testing.TB
-	mu     sync.Mutex
-	boot   string
-	mounts mount.Mounts
-	files  map[string]int // by existing directory: number of entries that are no directories
-	users  map[string][]mount.User
-	sights map[string]mount.Info
-	blind  error // of Users and Look
-	asked  []string
-	acts   []string
-	before func(act string) // before each act
-	looked chan []string    // gets the paths of each look, if the test receives them
-	hang   chan struct{}
+	t           testing.TB
+	mu          sync.Mutex
+	boot        string
+	mounts      mount.Mounts
+	files       map[string]int // by existing directory: number of entries that are no directories
+	users       map[string][]mount.User
+	infos       map[string]mount.Info
+	failure     error // of Users and Inspect
+	asked       []string
+	acts        []string
+	before      func(act string) // before each act
+	inspections chan []string    // gets the paths of each inspection, if the test receives them
+	hang        chan struct{}
 }
 
 func newMachine(t testing.TB) *machine {
 	m := &machine{t: t, boot: boot, files: map[string]int{}, users: map[string][]mount.User{},
-		sights: map[string]mount.Info{}}
+		infos: map[string]mount.Info{}}
 	m.dir(root().Host)
 	return m
 }
@@ -141,8 +141,7 @@ func (m *machine) mount(paths ...string) {
 
 func (m *machine) covered(path string) bool {
 	return slices.ContainsFunc(m.mounts, func(o mount.Mount) bool {
-		return path == o.Point ||
-			strings.HasPrefix(path, o.Point+"/")
+		return path == o.Point || strings.HasPrefix(path, o.Point+"/")
 	})
 }
 
@@ -182,8 +181,8 @@ func (m *machine) Users(points []string) (map[string][]mount.User, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.asked = append(m.asked, points...)
-	if m.blind != nil {
-		return nil, m.blind
+	if m.failure != nil {
+		return nil, m.failure
 	}
 	found := map[string][]mount.User{}
 	for _, p := range points {
@@ -197,8 +196,8 @@ func (m *machine) Users(points []string) (map[string][]mount.User, error) {
 }
 
 func (m *machine) Inspect(ctx context.Context, paths ...string) (map[string]mount.Info, error) {
-	if m.looked != nil {
-		m.looked <- paths
+	if m.inspections != nil {
+		m.inspections <- paths
 	}
 	if m.hang != nil {
 		select {
@@ -209,12 +208,12 @@ func (m *machine) Inspect(ctx context.Context, paths ...string) (map[string]moun
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.blind != nil {
-		return nil, m.blind
+	if m.failure != nil {
+		return nil, m.failure
 	}
 	seen := map[string]mount.Info{}
 	for _, p := range paths {
-		seen[p] = m.sights[p]
+		seen[p] = m.infos[p]
 	}
 	return seen, nil
 }
@@ -232,8 +231,7 @@ func (m *machine) Unmount(_ context.Context, path string) error {
 	defer m.mu.Unlock()
 	m.act("unmount %s", path)
 	users := slices.DeleteFunc(slices.Clone(m.users[path]), func(u mount.User) bool {
-		return u.Mount != "" &&
-			!m.covered(u.Mount)
+		return u.Mount != "" && !m.covered(u.Mount)
 	})
 	if len(users) > 0 {
 		m.t.Errorf("what is used is unmounted: %s", path)

@@ -85,8 +85,8 @@ func listed(f *Facts, volumes map[registry.ExternalID]Listed) {
 // here is a volume that is attached to this node.
 var here = Listed{Here: true, Nodes: map[registry.NodeID]bool{"i-1": true}}
 
-// judgements has a case for each kind of finding: the facts, and the expected findings as kind, action and path.
-var judgements = []struct {
+// examinations has a case for each kind of finding: the facts, and the expected findings as kind, action and path.
+var examinations = []struct {
 	name  string
 	from  func() Facts
 	but   func(*Facts)
@@ -105,8 +105,7 @@ var judgements = []struct {
 	{"nothing is mounted any more", sound, func(f *Facts) { f.Mounts = nil },
 		[]string{"lost mark " + publishedAt(), "lost mark " + stagedAt()}, []string{"volume data"}},
 	{"a mount that came or went meanwhile", sound, func(f *Facts) {
-		f.Mounts, f.Changing = nil,
-			[]string{publishedAt()}
+		f.Mounts, f.Changing = nil, []string{publishedAt()}
 	}, nil, nil},
 	{"a staged volume whose plugin mounts nothing at the staging path", sound, func(f *Facts) {
 		f.Records.Placements[0].Staging.Mounts = false
@@ -122,15 +121,13 @@ var judgements = []struct {
 	{"the same at start", sound, func(f *Facts) { f.Records.Refs, f.Mounts = nil, nil },
 		[]string{"lost mark " + stagedAt()}, nil},
 	{"a block device is no mount", sound, func(f *Facts) {
-		f.Records.Refs[0].Usage.Attachment,
-			f.Mounts = registry.BlockDevice, f.Mounts[:1]
-	},
-		nil, nil},
+		f.Records.Refs[0].Usage.Attachment, f.Mounts = registry.BlockDevice, f.Mounts[:1]
+	}, nil, nil},
 	{"a block device that is gone", sound, func(f *Facts) {
 		f.Records.Refs[0].Usage.Attachment, f.Mounts = registry.BlockDevice, f.Mounts[:1]
 		f.Inspected = map[string]mount.Info{publishedAt(): {}}
 	}, []string{"lost mark " + publishedAt()}, []string{"no block device"}},
-	{"a block device that was looked at", sound, func(f *Facts) {
+	{"a block device that was inspected", sound, func(f *Facts) {
 		f.Records.Refs[0].Usage.Attachment, f.Mounts = registry.BlockDevice, f.Mounts[:1]
 		f.Inspected = map[string]mount.Info{publishedAt(): {Block: true}}
 	}, nil, nil},
@@ -148,7 +145,9 @@ var judgements = []struct {
 	{"a server that is gone", sound,
 		func(f *Facts) { f.Inspected = map[string]mount.Info{publishedAt(): {Errno: unix.ENOTCONN}} },
 		[]string{"dead " + publishedAt()}, []string{"its server is gone", "stop alloc a1"}},
-	{"well looked at", sound, func(f *Facts) { f.Inspected = map[string]mount.Info{publishedAt(): {}} }, nil, nil},
+	{"a mount without a fault", sound, func(f *Facts) {
+		f.Inspected = map[string]mount.Info{publishedAt(): {}}
+	}, nil, nil},
 
 	{"an open call", sound, func(f *Facts) {
 		f.Records.Intents = []registry.Intent{{Volume: key, Name: data.VolumeName(), RPC: registry.NodeStageRPC,
@@ -273,10 +272,8 @@ var judgements = []struct {
 		f.Listings[0].Published = false
 	}, nil, nil},
 	{"a plugin that has a known one attached", bare, func(f *Facts) {
-		listed(f,
-			map[registry.ExternalID]Listed{"ext-1": here})
-	},
-		[]string{"attached ebs:ext-1"}, []string{`"data"`}},
+		listed(f, map[registry.ExternalID]Listed{"ext-1": here})
+	}, []string{"attached ebs:ext-1"}, []string{`"data"`}},
 	{"a plugin that has another one attached", sound, func(f *Facts) {
 		listed(f, map[registry.ExternalID]Listed{"ext-1": here, "ext-9": here})
 	}, []string{"attached ebs:ext-9"}, nil},
@@ -348,7 +345,7 @@ var judgements = []struct {
 
 func TestExamineFindsEachKind(t *testing.T) {
 	kinds, actions := map[registry.FindingKind]bool{}, map[registry.FindingAction]bool{}
-	for _, c := range judgements {
+	for _, c := range examinations {
 		f := c.from()
 		c.but(&f)
 		found := Examine(f)

@@ -44,8 +44,7 @@ func abort(string) (csi.Page, error) { return csi.Page{}, &registry.CallError{Co
 
 func known() Records {
 	return Records{Volumes: []registry.Volume{data}, Placements: []Placement{placement()},
-		Instances: instances(registry.ListVolumes,
-			registry.ListPublished)}
+		Instances: instances(registry.ListVolumes, registry.ListPublished)}
 }
 
 func askAll(t *testing.T, l Lister) (Listing, error) {
@@ -58,8 +57,7 @@ func TestListingKeepsWhatMatters(t *testing.T) {
 		{Entries: []csi.Entry{{Volume: "ext-1", Nodes: []registry.NodeID{"i-7", "i-1", ""}},
 			{Volume: "theirs", Nodes: []registry.NodeID{"i-7"}}}},
 		{Entries: []csi.Entry{{Volume: "ext-1"}, {Volume: "strange", Nodes: []registry.NodeID{"i-1"}},
-			{Volume: "not UTF-8 \xff",
-				Nodes: []registry.NodeID{"i-1"}}}},
+			{Volume: "not UTF-8 \xff", Nodes: []registry.NodeID{"i-1"}}}},
 	})
 	must(t, err)
 	if len(l.Volumes) != 2 || !l.Volumes["ext-1"].Here || !l.Volumes["ext-1"].Nodes["i-1"] ||
@@ -81,8 +79,7 @@ func TestTruncatedListIsDiscarded(t *testing.T) {
 		"a failure": &answers{func(string) (csi.Page, error) { return csi.Page{}, errors.New("no") }},
 		"a failure later": &answers{func(string) (csi.Page, error) { return csi.Page{Next: "1"}, nil },
 			func(string) (csi.Page, error) {
-				return csi.Page{},
-					errors.New("no")
+				return csi.Page{}, errors.New("no")
 			}},
 		"four expired pages": &answers{abort, abort, abort, abort},
 	} {
@@ -306,8 +303,7 @@ func TestDamagedSuspensionIsReported(t *testing.T) {
 	w.build(Options{Live: true, Lister: failing{nil, &asked}, Suspended: csi.NewSuspensions(dir)})
 	found := w.examine().Findings
 	if asked != 0 || !slices.ContainsFunc(found, func(f registry.Finding) bool {
-		return strings.Contains(f.Advice,
-			": rm "+dir)
+		return strings.Contains(f.Advice, ": rm "+dir)
 	}) {
 		t.Errorf("asked %d times; found %v", asked, found)
 	}

@@ -108,8 +108,7 @@ func TestRepairUnmountsWhatNobodyUses(t *testing.T) {
 	w.mount(stray("stage", "x"), stray("stage", "x"), stray("publish", "x"))
 	w.machine.users[stray("stage", "x")] = []mount.User{{Mount: stray("publish", "x")}}
 	same(t, "results", w.repair(), []string{"orphan unmount " + stray("publish", "x") + ": done",
-		"orphan unmount " + stray("stage",
-			"x") + ": done"})
+		"orphan unmount " + stray("stage", "x") + ": done"})
 	same(t, "acts", w.acts, []string{
 		"unmount " + stray("publish", "x"), "rmdir " + stray("publish", "x"),
 		"rmdir " + filepath.Dir(stray("publish", "x")),
@@ -226,7 +225,7 @@ func TestStalePlanIsRefused(t *testing.T) {
 func TestPlanIsComparedInTheCommit(t *testing.T) {
 	w := newEnv(t, append(placed(), data, claim(), ref())...)
 	digest := w.examine().Digest
-	w.Doctor.machine = late{w.machine, func() { // the last that is looked at, after the records
+	w.Doctor.machine = late{w.machine, func() { // this comes after the records are read
 		r := ref()
 		r.Publish = registry.MarkSent
 		w.put(r)
@@ -390,7 +389,7 @@ func TestOneRepairAtATime(t *testing.T) {
 func TestFailedInspectionIsReported(t *testing.T) {
 	w := newEnv(t, append(placed(), data, claim(), ref())...)
 	w.mount(stagedAt(), publishedAt(), stray("stage", "x"))
-	w.blind = errors.New("no helper")
+	w.failure = errors.New("no helper")
 	found := w.examine()
 	same(t, "found", brief(found.Findings), []string{"unseen :", "used " + stray("stage", "x")})
 	if found.Digest != "" {

@@ -44,7 +44,7 @@ func (w *env) ref() (r registry.Ref) {
 // sees changes the state of the published volume, and waits for the next inspection.
 func (w *env) sees(s mount.Info, watch *Watch) {
 	w.mu.Lock()
-	w.sights[publishedAt()] = s
+	w.infos[publishedAt()] = s
 	w.mu.Unlock()
 	watch.Wake()
 	synctest.Wait()
@@ -133,16 +133,15 @@ func TestOnlyConfirmedPublishesAreInspected(t *testing.T) {
 		Outcome: registry.OutcomePending}
 	for what, list := range map[string][]registry.Record{
 		"sent": append(placed(), data, claim(), sent), "of another boot": append(placed(), data, claim(), old),
-		"with an open call": append(used(),
-			open),
+		"with an open call": append(used(), open),
 	} {
 		w := newEnv(t, list...)
 		w.mount(publishedAt())
-		w.looked = make(chan []string, 1)
+		w.inspections = make(chan []string, 1)
 		watch := NewWatch(w.log, w.machine, layout, time.Now, hclog.NewNullLogger())
 		must(t, watch.inspect(t.Context()))
-		if len(w.looked) > 0 {
-			t.Errorf("%s: it is looked at", what)
+		if len(w.inspections) > 0 {
+			t.Errorf("%s: it is inspected", what)
 		}
 	}
 }
@@ -153,7 +152,7 @@ func TestFailedInspectionChangesNothing(t *testing.T) {
 		w.sees(mount.Info{Hung: true}, watch)
 		before := w.index()
 		w.mu.Lock()
-		w.blind = errors.New("no helper")
+		w.failure = errors.New("no helper")
 		w.mu.Unlock()
 		w.sees(mount.Info{}, watch)
 		if w.index() != before || w.ref().Trouble == "" {
@@ -166,7 +165,7 @@ func TestFailedInspectionChangesNothing(t *testing.T) {
 func TestStaleInspectionChangesNothing(t *testing.T) {
 	w := newEnv(t, used()...)
 	w.mount(publishedAt())
-	w.sights[publishedAt()] = mount.Info{Hung: true}
+	w.infos[publishedAt()] = mount.Info{Hung: true}
 	r := ref()
 	r.Publish = registry.MarkSent
 	watch := NewWatch(w.log, late{w.machine, func() { w.put(r) }}, layout, time.Now, hclog.NewNullLogger())

@@ -14,23 +14,23 @@ import (
 // maxStacked bounds the mounts on top of each other that Abandon unmounts at one path.
 const maxStacked = 16
 
-// abandoned is a mount point of a claim on this node, with the call that would unmount it.
-type abandoned struct {
+// mountPoint is a mount point of a claim on this node, with the call that would unmount it.
+type mountPoint struct {
 	path string
 	rpc  registry.RPC // empty: a part, which the shim has mounted
 }
 
-// abandons lists what a release by force takes down for a claim, uppermost mount first. With last, the list includes
+// mountPoints lists what a release by force takes down for a claim, uppermost mount first. With last, the list includes
 // the staging, which the users of the volume share.
-func (st state) abandons(key registry.ClaimKey, last bool) (list []abandoned) {
+func (st state) mountPoints(key registry.ClaimKey, last bool) (list []mountPoint) {
 	if r, found := st.ref(key); found {
 		for _, p := range r.Parts {
-			list = append(list, abandoned{path: p.At})
+			list = append(list, mountPoint{path: p.At})
 		}
-		list = append(list, abandoned{r.Target.Host, registry.NodeUnpublishRPC})
+		list = append(list, mountPoint{r.Target.Host, registry.NodeUnpublishRPC})
 	}
 	if last && st.staging.State != registry.MarkNone {
-		list = append(list, abandoned{st.staging.Path.Host, registry.NodeUnstageRPC})
+		list = append(list, mountPoint{st.staging.Path.Host, registry.NodeUnstageRPC})
 	}
 	return list
 }
@@ -45,7 +45,7 @@ func (s *Stager) AbandonSteps(
 		return nil, err
 	}
 	reasons := intent.FeasibleAt(s.Plugins, registry.RoleNode, key.Volume.Plugin, registry.Usage{})
-	for _, a := range st.abandons(key, last) {
+	for _, a := range st.mountPoints(key, last) {
 		step := registry.ReleaseStep{Volume: st.name(), Request: key.Request, RPC: a.rpc, Target: a.path}
 		going[a.path] = true
 		switch {
@@ -108,7 +108,7 @@ func (s *Stager) Abandon(ctx context.Context, key registry.ClaimKey, last bool, 
 	if err != nil {
 		return err
 	}
-	list := st.abandons(key, last)
+	list := st.mountPoints(key, last)
 	if len(list) == 0 {
 		return s.forget(ctx, key, last, nil)
 	}
@@ -120,7 +120,7 @@ func (s *Stager) Abandon(ctx context.Context, key registry.ClaimKey, last bool, 
 	if err := s.markUncertain(ctx, key, last); err != nil {
 		return err
 	}
-	list = slices.DeleteFunc(list, func(a abandoned) bool { return a.rpc == "" })
+	list = slices.DeleteFunc(list, func(a mountPoint) bool { return a.rpc == "" })
 	var skipped []string
 	for _, a := range list {
 		if err := s.unmountUnused(ctx, a.path); err != nil {

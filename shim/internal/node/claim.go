@@ -20,7 +20,7 @@ func (req *request) claim(
 				return vol, claim, err
 			}
 		}
-		if vol, err = req.volume(ctx, g, r); err != nil {
+		if vol, err = req.ensureVolume(ctx, g, r); err != nil {
 			return vol, claim, err
 		}
 		req.name, req.key.Volume = vol.VolumeName(), vol.VolumeKey()
@@ -38,21 +38,21 @@ func (req *request) claim(
 		if err == nil || r.Create == nil || ctx.Err() != nil {
 			return vol, claim, err
 		}
-		now, known, look := req.known(ctx)
-		if look != nil || known && !now.Unwanted() {
+		now, known, readErr := req.volumeRecord(ctx)
+		if readErr != nil || known && !now.Unwanted() {
 			return vol, claim, err
 		}
 	}
 }
 
-// known returns the record of the volume of the request.
-func (req *request) known(ctx context.Context) (vol registry.Volume, known bool, err error) {
+// volumeRecord returns the record of the volume of the request.
+func (req *request) volumeRecord(ctx context.Context) (vol registry.Volume, known bool, err error) {
 	err = req.State.View(ctx, func(v registry.View) error { vol, known = v.Volume(req.name); return nil })
 	return vol, known, err
 }
 
-// provide returns the volume of the request's create block. It creates the volume unless it exists.
-func (req *request) provide(
+// provideVolume returns the volume of the request's create block. It creates the volume unless it exists.
+func (req *request) provideVolume(
 	ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest,
 ) (vol registry.Volume, err error) {
 	if err := req.awaitController(ctx, r.Create.Plugin); err != nil {
@@ -89,9 +89,9 @@ func originOf(job, group string, request registry.RequestName) registry.Origin {
 	return registry.Origin{Job: job, Group: group, Request: request}
 }
 
-// volume returns the volume of the request. It records a new inline volume, and creates the missing volume of a create
-// block.
-func (req *request) volume(
+// ensureVolume returns the volume of the request. It records a new inline volume, and creates the missing volume of a
+// create block.
+func (req *request) ensureVolume(
 	ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest,
 ) (vol registry.Volume, err error) {
 	_, err = registry.Ensure(ctx, req.State, func(v registry.View) (registry.Change, error) {
@@ -107,7 +107,7 @@ func (req *request) volume(
 		return registry.Change{Put: []registry.Record{vol}}, nil
 	})
 	if err == nil && r.Create != nil && (vol.CreateIndex == 0 || vol.State != registry.VolumeReady) {
-		return req.provide(ctx, g, r)
+		return req.provideVolume(ctx, g, r)
 	}
 	return vol, err
 }

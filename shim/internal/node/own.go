@@ -7,9 +7,12 @@ import (
 	"holdfast/registry"
 )
 
-// delegated returns the usage with the group as mount_group, if only a group is to be set and the plugin can set it. If
-// the volume is mounted already, delegated repeats the choice of that mount, whatever the plugin supports now.
-func (req *request) delegated(ctx context.Context, u registry.Usage, node registry.Instance) (registry.Usage, error) {
+// withMountGroup returns the usage with the group as mount_group, if only a group is to be set and the plugin can set
+// it. If the volume is mounted already, withMountGroup repeats the choice of that mount, whatever the plugin supports
+// now.
+func (req *request) withMountGroup(
+	ctx context.Context, u registry.Usage, node registry.Instance,
+) (registry.Usage, error) {
 	group := u.Ownership.Group
 	if group == "" || u.Ownership != (registry.Ownership{Group: group}) {
 		return u, nil

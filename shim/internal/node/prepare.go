@@ -349,7 +349,7 @@ func (req *request) awaitAttach(ctx context.Context, vol registry.Volume) error 
 func (req *request) mount(
 	ctx context.Context, vol registry.Volume, u registry.Usage, node registry.Instance,
 ) (hooks.Published, error) {
-	u, err := req.delegated(ctx, u, node)
+	u, err := req.withMountGroup(ctx, u, node)
 	if err != nil {
 		return hooks.Published{}, err
 	}
@@ -361,7 +361,7 @@ func (req *request) mount(
 	if err := req.controller.Attach(ctx, req.by, vol, u, to); err != nil {
 		return hooks.Published{}, err
 	}
-	now, _, err := req.known(ctx)
+	now, _, err := req.volumeRecord(ctx)
 	if err != nil {
 		return hooks.Published{}, err
 	}

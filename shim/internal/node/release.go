@@ -26,8 +26,7 @@ func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.Al
 		return err
 	}
 	var w *work
-	// a release that ended early begins anew
-	for again := true; again; again = ctx.Err() == nil && (w.kept || errors.Is(w.endCause, errForced)) {
+	for {
 		if w = a.startRelease(id); w == nil {
 			return registry.Errorf(registry.ErrUnavailable, "alloc %s will be released by the next shim: this one ends",
 				id)
@@ -35,6 +34,10 @@ func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.Al
 		select {
 		case <-w.done:
 		case <-ctx.Done():
+		}
+		endedEarly := ctx.Err() == nil && (w.kept || errors.Is(w.endCause, errForced))
+		if !endedEarly {
+			break
 		}
 	}
 	switch {

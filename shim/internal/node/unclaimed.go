@@ -44,9 +44,9 @@ func (a *Allocs) TakeDownUnclaimed(ctx context.Context) error {
 	return nil
 }
 
-// leftoverOf returns how the volume is still used on this node. is reports whether no alloc of this node uses or claims
-// it.
-func (a *Allocs) leftoverOf(v registry.View, key registry.VolumeKey) (l leftover, is bool) {
+// leftoverOf returns how the volume is still used on this node. unclaimed reports whether it is used, and no alloc of
+// this node uses or claims it.
+func (a *Allocs) leftoverOf(v registry.View, key registry.VolumeKey) (l leftover, unclaimed bool) {
 	p, _ := v.Staging(key)
 	at, attached := v.Attachment(registry.AttachmentKey{Volume: key, Node: a.host.Node})
 	l = leftover{volume: key, name: p.Name, staged: p.State != registry.MarkNone, attached: attached}
