@@ -296,7 +296,7 @@ func (a *Allocs) answerReleased(ctx context.Context, call registry.Call, id regi
 	_, err := registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
 		if al, known := v.Alloc(id); known {
 			return registry.Change{}, registry.Errorf(registry.ErrUnavailable, "alloc %s is not released yet: %s", id,
-				registry.Waits(allocStatus(v, al).Waiting))
+				registry.Waits(allocStatus(v, al, v.ClaimsOf(id)).Waiting))
 		}
 		if _, answered := v.Operation(call.ID); answered {
 			return registry.Change{}, nil
@@ -311,7 +311,7 @@ func (a *Allocs) releaseWaits(ctx context.Context, id registry.AllocID) error {
 	var waits string
 	_ = a.State.View(context.WithoutCancel(ctx), func(v registry.View) error {
 		if al, known := v.Alloc(id); known {
-			waits = registry.Waits(allocStatus(v, al).Waiting)
+			waits = registry.Waits(allocStatus(v, al, v.ClaimsOf(id)).Waiting)
 		}
 		return nil
 	})

@@ -17,7 +17,7 @@ func (a *Allocs) Status(
 		at = v.Index()
 		if only != "" {
 			if al, known := v.Alloc(only); known {
-				list = append(list, allocStatus(v, al))
+				list = append(list, allocStatus(v, al, v.ClaimsOf(al.ID)))
 			}
 			return nil
 		}
@@ -26,20 +26,15 @@ func (a *Allocs) Status(
 			claims[c.Alloc] = append(claims[c.Alloc], c)
 		}
 		for _, al := range v.Allocs() {
-			list = append(list, allocStatusWith(v, al, claims[al.ID]))
+			list = append(list, allocStatus(v, al, claims[al.ID]))
 		}
 		return nil
 	})
 	return list, at, err
 }
 
-// allocStatus returns the status of an alloc with that of its volumes.
-func allocStatus(v registry.View, al registry.Alloc) registry.AllocStatus {
-	return allocStatusWith(v, al, v.ClaimsOf(al.ID))
-}
-
-// allocStatusWith is allocStatus for a caller that has the claims of the alloc.
-func allocStatusWith(v registry.View, al registry.Alloc, claims []registry.Claim) registry.AllocStatus {
+// allocStatus returns the status of an alloc with that of the volumes that it claims.
+func allocStatus(v registry.View, al registry.Alloc, claims []registry.Claim) registry.AllocStatus {
 	out := registry.AllocStatus{Alloc: al}
 	for _, c := range claims {
 		r, _ := v.Ref(c.ClaimKey())
@@ -156,7 +151,7 @@ func waitsOf(v registry.View, allocs []registry.Alloc) map[registry.VolumeName][
 		if al.State == registry.AllocReady {
 			continue
 		}
-		for _, w := range allocStatus(v, al).Waiting {
+		for _, w := range allocStatus(v, al, v.ClaimsOf(al.ID)).Waiting {
 			waits[w.Volume] = append(waits[w.Volume], w)
 		}
 	}
