@@ -1,6 +1,7 @@
 package mount
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -114,6 +115,21 @@ func write(t *testing.T, text string, elem ...string) string {
 func mountTmpfs(t *testing.T, at string) {
 	t.Helper()
 	must(t, unix.Mount("test", at, "tmpfs", 0, "size=64k"))
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantErr checks that err is of a kind and has a text. If kind is nil, any error will do.
+func wantErr(t *testing.T, err, kind error, text string) {
+	t.Helper()
+	if err == nil || kind != nil && !errors.Is(err, kind) || !strings.Contains(err.Error(), text) {
+		t.Errorf("the error is %v, want %v with %q", err, kind, text)
+	}
 }
 
 // exists reports whether a file exists.

@@ -29,23 +29,15 @@ func TestHungVolumeBlocksOnlyItsHelper(t *testing.T) {
 	h := newHelper()
 	files := openFiles(t)
 	for range 2 { // the second time the helper is known to hang
-		if err := h.MountPart(deadline(t, hungAfter), p); !errors.Is(err, ErrHung) {
-			t.Errorf("MountPart: %v", err)
-		}
-		if err := h.UnmountPart(deadline(t, time.Minute), p.Root, p.At); !errors.Is(err, ErrHung) {
-			t.Errorf("UnmountPart: %v", err)
-		}
+		wantErr(t, h.MountPart(deadline(t, hungAfter), p), ErrHung, "")
+		wantErr(t, h.UnmountPart(deadline(t, time.Minute), p.Root, p.At), ErrHung, "")
 		if helpers := children(t); len(helpers) != 1 || !unkillable(helpers[0]) {
 			t.Fatalf("helpers: %v, want one that hangs", helpers)
 		}
 	}
 	next := newHelper() // as in the next process
-	if err := next.UnmountPart(deadline(t, time.Minute), p.Root, p.At); !errors.Is(err, ErrHeld) {
-		t.Errorf("UnmountPart by another process: %v", err)
-	}
-	if err := next.MountPart(deadline(t, time.Minute), p); !errors.Is(err, ErrHeld) {
-		t.Errorf("MountPart by another process: %v", err)
-	}
+	wantErr(t, next.UnmountPart(deadline(t, time.Minute), p.Root, p.At), ErrHeld, "")
+	wantErr(t, next.MountPart(deadline(t, time.Minute), p), ErrHeld, "")
 	dies()
 	reap(t, h)
 	if lines := w.lines(w.at(p)); len(lines) > 0 {
@@ -63,9 +55,7 @@ func TestPartOfADeadVolume(t *testing.T) {
 	w, p, dies := hungPart(t)
 	dies()
 	h := newHelper()
-	if err := h.MountPart(deadline(t, time.Minute), p); err == nil || !strings.Contains(err.Error(), "not connected") {
-		t.Errorf("MountPart: %v", err)
-	}
+	wantErr(t, h.MountPart(deadline(t, time.Minute), p), nil, "not connected")
 	must(t, unix.Mount(w.volume(), mkdir(t, w.at(p)), "", unix.MS_BIND, ""))
 	must(t, h.UnmountPart(deadline(t, time.Minute), p.Root, p.At))
 	w.gone(p)

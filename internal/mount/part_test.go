@@ -31,13 +31,6 @@ func newPartEnv(t *testing.T, flags uintptr) partEnv {
 	return w
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func (w partEnv) volume(elem ...string) string {
 	return filepath.Join(append([]string{w.root, "p", "publish", "v"}, elem...)...)
 }
@@ -110,13 +103,9 @@ func TestPartOfAReadOnlyVolumeIsReadOnly(t *testing.T) {
 	must(t, unix.Mount("", w.volume(), "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, "")) // the mount alone
 	p := w.part("a", false)
 	must(t, MountPart(p))
-	if err := os.WriteFile(w.at(p)+"/x", nil, 0o600); !errors.Is(err, unix.EROFS) {
-		t.Errorf("write to the part: %v", err)
-	}
+	wantErr(t, os.WriteFile(w.at(p)+"/x", nil, 0o600), unix.EROFS, "")
 	must(t, UnmountPart(p.Root, p.At))
-	if err := MountPart(w.part("b", true)); !errors.Is(err, ErrNoPart) || !strings.Contains(err.Error(), "read-only") {
-		t.Errorf("a missing one: %v", err)
-	}
+	wantErr(t, MountPart(w.part("b", true)), ErrNoPart, "read-only")
 	must(t, UnmountPart(p.Root, p.At))
 	w.gone(p)
 }

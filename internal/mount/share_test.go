@@ -1,10 +1,8 @@
 package mount
 
 import (
-	"errors"
 	"os"
 	"slices"
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -56,9 +54,7 @@ func TestProbePropagationRefusesAPrivateMount(t *testing.T) {
 	mountTmpfs(t, dir)
 	must(t, unix.Mount("", dir, "", unix.MS_PRIVATE, ""))
 	err := ProbePropagation(dir)
-	if !errors.Is(err, ErrNotShared) || !strings.Contains(err.Error(), "mount --make-shared "+dir) {
-		t.Errorf("ProbePropagation: %v", err)
-	}
+	wantErr(t, err, ErrNotShared, "mount --make-shared "+dir)
 	if names, _ := os.ReadDir(dir); len(names) != 0 {
 		t.Errorf("ProbePropagation left %v", names)
 	}

@@ -576,9 +576,7 @@ func (n *env) endShim() {
 
 // empty releases all allocs, and waits until nothing is left.
 func (n *env) empty() {
-	if _, err := n.shim.allocs.Sync(n.shim.ctx, nil); err != nil {
-		n.t.Errorf("sync: %v", err)
-	}
+	noErr(n.t, errOf(n.shim.allocs.Sync(n.shim.ctx, nil)))
 	for range 24 {
 		n.deleteSnapshots()
 		time.Sleep(n.untilNextLook())
@@ -656,9 +654,7 @@ func (n *env) unmountReported() {
 // useAgain mounts all volumes once more for writing, which completes pending expansions.
 func (n *env) useAgain() {
 	group := n.group("alloc-last", wish{volumes: []int{0, 1, 2}})
-	if _, err := n.shim.allocs.Prepare(n.shim.ctx, registry.Call{}, group); err != nil {
-		n.t.Errorf("used again: %v", err)
-	}
+	noErr(n.t, errOf(n.shim.allocs.Prepare(n.shim.ctx, registry.Call{}, group)))
 }
 
 // left lists all records about the use of volumes.
@@ -743,6 +739,30 @@ func shrunken(lines []journal.Line) (left []string) {
 	}
 	return left
 }
+
+// wantErr checks that err is of a kind and has texts. If kind is nil, any error will do.
+func wantErr(t *testing.T, err, kind error, texts ...string) {
+	t.Helper()
+	if err == nil || kind != nil && !errors.Is(err, kind) {
+		t.Errorf("the error is %v, want %v", err, kind)
+		return
+	}
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("the error is %v, want %q in it", err, text)
+		}
+	}
+}
+
+func noErr(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// errOf returns the error of a call with another result.
+func errOf[T any](_ T, err error) error { return err }
 
 type noSecrets struct{}
 

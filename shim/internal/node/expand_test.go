@@ -136,16 +136,11 @@ func TestExpandedWhileUsed(t *testing.T) {
 			n.mustExpand(2 * gib)
 		}
 		n.wantExpansions("online", "controller 2", "staging 2")
-		if err := n.expand(gib); !errors.Is(err, registry.ErrInvalid) || !strings.Contains(err.Error(), "smaller") {
-			t.Errorf("shrink: %v", err)
-		}
+		wantErr(t, n.expand(gib), registry.ErrInvalid, "smaller")
 	})
 	inEnv(t, stages+offline, func(t *testing.T, n *env) {
 		n.up("a1", wish{})
-		if err := n.expand(2 * gib); !errors.Is(err, registry.ErrConflict) ||
-			!strings.Contains(err.Error(), "alloc a1") || !strings.Contains(err.Error(), "stop the jobs") {
-			t.Errorf("%v", err)
-		}
+		wantErr(t, n.expand(2*gib), registry.ErrConflict, "alloc a1", "stop the jobs")
 		n.wantExpansions("offline")
 	})
 }
@@ -252,10 +247,7 @@ func TestNodeAloneAndAnotherSize(t *testing.T) {
 	inEnv(t, stages+alone, func(t *testing.T, n *env) {
 		n.up("a1", wish{})
 		n.fails(expandOnNode, "OUT_OF_RANGE")
-		if err := n.expand(5000 * gib); !errors.Is(err, registry.ErrInvalid) ||
-			!strings.Contains(err.Error(), "OUT_OF_RANGE") {
-			t.Errorf("%v", err)
-		}
+		wantErr(t, n.expand(5000*gib), registry.ErrInvalid, "OUT_OF_RANGE")
 		n.wantExpansions("impossible", "staging 5000")
 		n.script()
 		n.down("a1")

@@ -46,10 +46,7 @@ func TestOnlyAbandonedClaimsAreReleasedByForce(t *testing.T) {
 			attached, lease)
 		refused("there", registry.ErrConflict, "node other, which has the claim, is alive")
 		n.commit(registry.Change{Delete: []registry.Key{lease.Key()}})
-		if _, err := release("there", registry.Force{By: operator}); !errors.Is(err, registry.ErrDenied) ||
-			!strings.Contains(err.Error(), "add --confirm there") {
-			t.Errorf("without a confirmation: %v", err)
-		}
+		wantErr(t, errOf(release("there", registry.Force{By: operator})), registry.ErrDenied, "add --confirm there")
 		n.rpcs()
 		steps, err := release("there", registry.Force{DryRun: true})
 		if err != nil || len(steps) != 2 || steps[0].RPC != detach || steps[1].Action != registry.ReleaseClaim {

@@ -17,10 +17,21 @@ import (
 const operator = "user ada (uid 7)"
 
 // force ends the release of an alloc by force, with the confirmation.
-func (n *env) force(id registry.AllocID) ([]registry.ReleaseStep, error) {
+func (n *env) force(id registry.AllocID) error {
 	ctx, cancel := context.WithTimeout(n.shim.ctx, time.Minute)
 	defer cancel()
-	return n.shim.allocs.ForceRelease(ctx, id, registry.Force{By: operator, Confirm: string(id)})
+	return errOf(n.shim.allocs.ForceRelease(ctx, id, registry.Force{By: operator, Confirm: string(id)}))
+}
+
+// forceSteps returns the steps of a release of an alloc by force.
+func (n *env) forceSteps(id registry.AllocID) (texts []string) {
+	n.t.Helper()
+	steps, err := n.shim.allocs.ForceRelease(n.shim.ctx, id, registry.Force{DryRun: true})
+	noErr(n.t, err)
+	for _, s := range steps {
+		texts = append(texts, fmt.Sprintf("%s %s", s.Action, s.RPC))
+	}
+	return texts
 }
 
 // inGone runs f with allocs that request w and whose plugin is gone for good, and checks that nothing is left
@@ -57,38 +68,21 @@ func (n *env) checkNothingLeft() {
 func TestForceReleaseTakesDownWhatAGonePluginLeft(t *testing.T) {
 	inGone(t, []registry.AllocID{"a1"}, withPart, func(t *testing.T, n *env) {
 		ctx := n.shim.ctx
-		_, err := n.force("a1")
-		if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "stop it first") {
-			t.Errorf("of an alloc that is not released: %v", err)
-		}
+		wantErr(t, n.force("a1"), registry.ErrConflict, "stop it first")
 		if err := n.tryDown("a1"); err == nil {
 			t.Fatal("released without its plugin")
 		}
-		steps, err := n.shim.allocs.ForceRelease(ctx, "a1", registry.Force{DryRun: true})
-		var texts []string
-		for _, s := range steps {
-			texts = append(texts, fmt.Sprintf("%s %s", s.Action, s.RPC))
-		}
 		want := []string{"unmount ", "skip NodeUnpublishVolume", "unmount ", "skip NodeUnstageVolume", "unmount ",
 			"skip ControllerUnpublishVolume", "release "}
-		if err != nil || !slices.Equal(texts, want) {
-			t.Errorf("dry run: %q, %v", texts, err)
+		if steps := n.forceSteps("a1"); !slices.Equal(steps, want) {
+			t.Errorf("dry run: %q", steps)
 		}
-		_, err = n.shim.allocs.ForceRelease(ctx, "a1", registry.Force{By: operator, Confirm: "a2"})
-		if !errors.Is(err, registry.ErrDenied) || !strings.Contains(err.Error(), "add --confirm a1") ||
-			!strings.Contains(err.Error(), "NodeUnpublishVolume of volume v0") {
-			t.Errorf("without a confirmation: %v", err)
-		}
-		if _, err := n.shim.allocs.ForceRelease(ctx, "a1", registry.Force{Confirm: "a1"}); !errors.Is(err,
-			registry.ErrInvalid) {
-			t.Errorf("without an operator: %v", err)
-		}
+		_, err := n.shim.allocs.ForceRelease(ctx, "a1", registry.Force{By: operator, Confirm: "a2"})
+		wantErr(t, err, registry.ErrDenied, "add --confirm a1", "NodeUnpublishVolume of volume v0")
+		wantErr(t, errOf(n.shim.allocs.ForceRelease(ctx, "a1", registry.Force{Confirm: "a1"})), registry.ErrInvalid)
 		for _, path := range []string{targetOf("a1"), stagingPath} {
 			n.machine.setUser(path, "process 7 (cat)")
-			_, err := n.force("a1")
-			if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "process 7 (cat)") {
-				t.Errorf("in use at %s: %v", path, err)
-			}
+			wantErr(t, n.force("a1"), registry.ErrConflict, "process 7 (cat)")
 			if mounted, _ := n.machine.Mounted(path); !mounted {
 				t.Errorf("%s was unmounted", path)
 			}
@@ -97,9 +91,7 @@ func TestForceReleaseTakesDownWhatAGonePluginLeft(t *testing.T) {
 			t.Errorf("refused, but begun: %q", forced)
 		}
 		n.machine.setUser("", "")
-		if _, err := n.force("a1"); err != nil {
-			t.Error(err)
-		}
+		noErr(t, n.force("a1"))
 		if forced := n.events(registry.EventForced); !slices.Equal(forced, []string{"by " + operator}) {
 			t.Errorf("events: %q", forced)
 		}
@@ -110,9 +102,7 @@ func TestForceReleaseTakesDownWhatAGonePluginLeft(t *testing.T) {
 				t.Errorf("%q is not in the events: %s", part, skipped)
 			}
 		}
-		if _, err := n.force("a1"); !errors.Is(err, registry.ErrNotFound) {
-			t.Errorf("again: %v", err)
-		}
+		wantErr(t, n.force("a1"), registry.ErrNotFound)
 		n.want("skipped")
 	})
 }
@@ -124,20 +114,13 @@ func TestForceStepsOfAVolumeUsedTwice(t *testing.T) {
 		first := claimOf("a1")
 		first.Request = "again"
 		n.machine.setUser(stagingPath, layout.Target(first, tree).Host) // an earlier step unmounts that
-		steps, err := n.shim.allocs.ForceRelease(n.shim.ctx, "a1", registry.Force{DryRun: true})
-		var texts []string
-		for _, s := range steps {
-			texts = append(texts, fmt.Sprintf("%s %s", s.Action, s.RPC))
-		}
 		want := []string{"skip NodeUnpublishVolume", "unmount ", "release ", "skip NodeUnpublishVolume", "unmount ",
 			"skip NodeUnstageVolume", "unmount ", "skip ControllerUnpublishVolume", "release "}
-		if err != nil || !slices.Equal(texts, want) {
-			t.Errorf("dry run: %q, %v", texts, err)
+		if steps := n.forceSteps("a1"); !slices.Equal(steps, want) {
+			t.Errorf("dry run: %q", steps)
 		}
 		n.machine.setUser("", "")
-		if _, err := n.force("a1"); err != nil {
-			t.Error(err)
-		}
+		noErr(t, n.force("a1"))
 	})
 }
 
@@ -153,9 +136,7 @@ func TestForceReleaseKeepsOtherUsers(t *testing.T) {
 				}
 			}
 			_ = n.tryDown(id)
-			if _, err := n.force(id); err != nil {
-				t.Error(err)
-			}
+			noErr(t, n.force(id))
 		}
 	})
 }
@@ -171,7 +152,7 @@ func TestForceReleaseSurvivesKills(t *testing.T) {
 					end(errShimEnds)
 				}
 			})
-			_, err := n.force("a1")
+			err := n.force("a1")
 			forced := len(n.events(registry.EventForced)) > 0
 			done = err == nil && commits < kill
 			n.crash()
@@ -196,9 +177,7 @@ func TestForceReleaseEndsOtherCalls(t *testing.T) {
 			defer cancel()
 			waiting = n.shim.allocs.Release(ctx, registry.Call{}, "a1", false)
 		})
-		if _, err := n.force("a1"); err != nil {
-			t.Error(err)
-		}
+		noErr(t, n.force("a1"))
 		if synctest.Wait(); waiting != nil {
 			t.Errorf("the release: %v", waiting)
 		}
@@ -213,12 +192,8 @@ func TestForceReleaseKeepsTheVolumeOfALostAlloc(t *testing.T) {
 		n.up("a1", makes("delete"))
 		n.plugin.Load().end(false)
 		n.removePlugin()
-		if _, err := n.shim.allocs.Sync(t.Context(), nil); err != nil {
-			t.Error(err)
-		}
-		if _, err := n.force("a1"); err != nil {
-			t.Error(err)
-		}
+		noErr(t, errOf(n.shim.allocs.Sync(t.Context(), nil)))
+		noErr(t, n.force("a1"))
 		n.introduce()
 		time.Sleep(10 * time.Minute)
 		if vol, known := n.made(); vol.State != registry.VolumeReady {
@@ -241,9 +216,7 @@ func TestForceReleaseSendsWhatStillSucceeds(t *testing.T) {
 		n.rpcs()
 		_ = n.tryDown("a1")
 		n.rpcs()
-		if _, err := n.force("a1"); err != nil {
-			t.Error(err)
-		}
+		noErr(t, n.force("a1"))
 		calls := n.rpcs()
 		if len(calls) == 0 || calls[len(calls)-1] != detach || !slices.Contains(calls, unstage) {
 			t.Errorf("calls: %v", calls)

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -72,10 +71,7 @@ func TestUsedPartKeepsItsVolume(t *testing.T) {
 				return registry.Errorf(kind, "process 7 works in it"), false
 			})
 			for range 2 {
-				if err := n.tryDown("a1"); err == nil || !strings.Contains(err.Error(), `"a"`) ||
-					!strings.Contains(err.Error(), "process 7") {
-					t.Errorf("%v", err)
-				}
+				wantErr(t, n.tryDown("a1"), nil, `"a"`, "process 7")
 				n.restart()
 			}
 			n.want("in use")
@@ -91,9 +87,7 @@ func TestPartIsResumed(t *testing.T) {
 	for effect, again := range map[bool][]string{false: {"mount a true", "mount b/c true"}, true: {"mount b/c true"}} {
 		inEnv(t, "", func(t *testing.T, n *env) {
 			n.machine.failParts(func(string) (error, bool) { return errPartHangs, effect })
-			if err := n.tryUp("a1", withParts); !errors.Is(err, registry.ErrUncertain) {
-				t.Errorf("%v", err)
-			}
+			wantErr(t, n.tryUp("a1", withParts), registry.ErrUncertain)
 			n.machine.takeParts()
 			n.machine.failParts(nil)
 			n.restart()
@@ -112,9 +106,7 @@ func TestPartFollowsItsVolume(t *testing.T) {
 		n.machine.failParts(func(string) (error, bool) {
 			return registry.Errorf(registry.ErrConflict, "process 7"), false
 		})
-		if err := n.tryUp("a1", withParts); !errors.Is(err, registry.ErrConflict) {
-			t.Errorf("%v", err)
-		}
+		wantErr(t, n.tryUp("a1", withParts), registry.ErrConflict)
 		n.wantParts("in use", "unmount")
 		n.machine.failParts(nil)
 		n.up("a1", withParts)
@@ -127,10 +119,7 @@ func TestPartsThatCannotBe(t *testing.T) {
 	inEnv(t, "", func(t *testing.T, n *env) {
 		stray := layout.Part(claimOf("a1"), "b/c")
 		n.machine.mountStray(stray)
-		if err := n.tryUp("a1", withParts); !errors.Is(err, registry.ErrConflict) ||
-			!strings.Contains(err.Error(), stray) {
-			t.Errorf("a stray mount: %v", err)
-		}
+		wantErr(t, n.tryUp("a1", withParts), registry.ErrConflict, stray)
 		n.down("a1")
 		if !slices.Contains(n.machine.unknown(), stray) {
 			t.Error("the stray mount is unmounted")
@@ -138,10 +127,7 @@ func TestPartsThatCannotBe(t *testing.T) {
 		n.machine.unmount(stray)
 		n.up("a1", wish{block: true})
 		parts := []hooks.Part{{Path: "a"}}
-		if _, err := n.shim.stager.MountParts(t.Context(), claimOf("a1"), parts); !errors.Is(err,
-			registry.ErrInvalid) {
-			t.Errorf("a block device: %v", err)
-		}
+		wantErr(t, errOf(n.shim.stager.MountParts(t.Context(), claimOf("a1"), parts)), registry.ErrInvalid)
 		n.wantParts("refused")
 	})
 }

@@ -119,9 +119,7 @@ func TestWaitForOneVolumeHoldsUpNoOther(t *testing.T) {
 	inEnv(t, attaches+stages, func(t *testing.T, n *env) {
 		n.up("a1", wish{volumes: []int{0, 1}})
 		n.script(csifake.Rule{RPC: string(unpublish), Volume: "x-v0", Hang: csifake.UntilCancelled})
-		if err := n.tryDown("a1"); !errors.Is(err, registry.ErrUnavailable) {
-			t.Errorf("%v", err)
-		}
+		wantErr(t, n.tryDown("a1"), registry.ErrUnavailable)
 		n.view(func(v registry.View) {
 			if claims := v.AllClaims(); len(claims) != 1 || claims[0].Volume != v0 {
 				t.Errorf("claims: %+v", claims)
@@ -155,9 +153,7 @@ func TestReleaseCancelsPrepare(t *testing.T) {
 				n.script()
 				n.down("a1")
 				for range cap(errs) {
-					if err := <-errs; !errors.Is(err, errReleased) {
-						t.Errorf("Prepare returned %v", err)
-					}
+					wantErr(t, <-errs, errReleased)
 				}
 				if left := n.left(); len(left) > 0 {
 					t.Errorf("left: %q", left)
@@ -172,9 +168,7 @@ func TestReleaseResumes(t *testing.T) {
 	inEnv(t, attaches+stages, func(t *testing.T, n *env) {
 		n.up("a1", wish{})
 		n.script(csifake.Rule{RPC: string(unpublish), Code: "FAILED_PRECONDITION", Message: "busy"})
-		if err := n.tryDown("a1"); err == nil || !strings.Contains(err.Error(), "busy") {
-			t.Errorf("%v", err)
-		}
+		wantErr(t, n.tryDown("a1"), nil, "busy")
 		n.script()
 		n.restart()
 		time.Sleep(time.Minute)
@@ -296,9 +290,7 @@ func TestReleaseOfAnEndingShimWritesNothing(t *testing.T) {
 		synctest.Wait()
 		select {
 		case err := <-done:
-			if err == nil || !strings.Contains(err.Error(), errShimEnds.Error()) {
-				t.Errorf("Release returned %v", err)
-			}
+			wantErr(t, err, nil, errShimEnds.Error())
 		default:
 			t.Error("Release waits for a commit")
 		}
@@ -325,9 +317,7 @@ func TestInlineVolumesGoWithTheirAlloc(t *testing.T) {
 		}
 		inline.Ephemeral, inline.Owner = false, ""
 		n.put(inline)
-		if err := n.tryUp("a1", wish{inline: true}); !errors.Is(err, registry.ErrConflict) {
-			t.Errorf("%v", err)
-		}
+		wantErr(t, n.tryUp("a1", wish{inline: true}), registry.ErrConflict)
 		n.down("a1")
 		n.want("conflict")
 		if !known() {

@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -49,9 +48,7 @@ func TestNothingIsUndoneThatStillRuns(t *testing.T) {
 				}
 				n.introduce()
 				began := time.Now()
-				if err := n.shim.allocs.Release(n.shim.ctx, registry.Call{}, "a1", false); err != nil {
-					t.Error(err)
-				}
+				noErr(t, n.shim.allocs.Release(n.shim.ctx, registry.Call{}, "a1", false))
 				if took := time.Since(began); took < c.least || took > c.most {
 					t.Errorf("the release took %v", took)
 				}
@@ -83,9 +80,7 @@ func TestReleaseDoesNotWaitForAnExpansion(t *testing.T) {
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 				defer cancel()
-				if err := n.shim.allocs.Release(ctx, registry.Call{}, "a1", false); err != nil {
-					t.Error(err)
-				}
+				noErr(t, n.shim.allocs.Release(ctx, registry.Call{}, "a1", false))
 				synctest.Wait()
 			})
 		})
@@ -102,9 +97,7 @@ func TestLostNodeUnmountsAfterAnOpenDetach(t *testing.T) {
 			inEnv(t, attaches+stages, func(t *testing.T, n *env) {
 				n.up("a1", wish{})
 				if !c.published {
-					if err := n.shim.stager.Unpublish(t.Context(), intent.Caller{}, claimOf("a1"), false); err != nil {
-						t.Error(err)
-					}
+					noErr(t, n.shim.stager.Unpublish(t.Context(), intent.Caller{}, claimOf("a1"), false))
 				}
 				if !c.claimed {
 					n.commit(registry.Change{Delete: []registry.Key{claimOf("a1").ClaimRecord(),
@@ -116,13 +109,9 @@ func TestLostNodeUnmountsAfterAnOpenDetach(t *testing.T) {
 				n.journal.NoteReboot("csifake.example.org", string(nodeName))
 				n.fails(detach, "UNAVAILABLE")
 				by := intent.Caller{RetryUntil: time.Now().Add(time.Second)}
-				if err := other.Detach(t.Context(), by, v0, nodeName); !errors.Is(err, registry.ErrUncertain) {
-					t.Errorf("a detach without an answer: %v", err)
-				}
+				wantErr(t, other.Detach(t.Context(), by, v0, nodeName), registry.ErrUncertain)
 				n.script()
-				if err := n.shim.allocs.Lose(t.Context(), "out-of-service"); err != nil {
-					t.Error(err)
-				}
+				noErr(t, n.shim.allocs.Lose(t.Context(), "out-of-service"))
 				time.Sleep(time.Minute)
 				if c.claimed {
 					n.view(func(v registry.View) {
@@ -130,10 +119,8 @@ func TestLostNodeUnmountsAfterAnOpenDetach(t *testing.T) {
 							t.Errorf("before its host has released the alloc, its record is %+v", al)
 						}
 					})
-					if err := n.shim.allocs.Release(t.Context(), registry.Call{ID: "release"}, "a1",
-						false); err != nil {
-						t.Error(err)
-					}
+					noErr(t, n.shim.allocs.Release(t.Context(), registry.Call{ID: "release"}, "a1",
+						false))
 				}
 				for _, left := range n.left() {
 					t.Errorf("left: %s", left)
@@ -182,9 +169,7 @@ func TestReleaseBehindTheEndOfATeardown(t *testing.T) {
 	inEnv(t, stages, func(t *testing.T, n *env) {
 		allocs, views, last := n.shim.allocs, 0, 0
 		n.up("a1", wish{})
-		if err := allocs.Lose(t.Context(), "fenced"); err != nil {
-			t.Error(err)
-		}
+		noErr(t, allocs.Lose(t.Context(), "fenced"))
 		synctest.Wait()
 		state := &viewed{allocs.State, func() { views++ }}
 		allocs.State = state
@@ -193,9 +178,7 @@ func TestReleaseBehindTheEndOfATeardown(t *testing.T) {
 		last, views = views-1, 0 // the last view of a release is made by resumeKept
 		state.after = func() {
 			if views++; views == last {
-				if _, err := allocs.Sync(t.Context(), nil); err != nil {
-					t.Error(err)
-				}
+				noErr(t, errOf(allocs.Sync(t.Context(), nil)))
 			}
 		}
 		allocs.startRelease("a1")
@@ -218,9 +201,7 @@ func TestLostVolumeIsUnmountedAfterItsContainers(t *testing.T) {
 			target := n.status("a1").Volumes[0].Target.Host
 			n.machine.setUser(target, "a container has it at /data")
 			n.rpcs()
-			if err := n.shim.allocs.Lose(t.Context(), "fenced"); err != nil {
-				t.Error(err)
-			}
+			noErr(t, n.shim.allocs.Lose(t.Context(), "fenced"))
 			time.Sleep(time.Hour)
 			n.want("while a container uses the volume")
 			const why = "a container has it at /data: stop that first"
@@ -231,9 +212,7 @@ func TestLostVolumeIsUnmountedAfterItsContainers(t *testing.T) {
 				n.machine.setUser(target, "")
 				time.Sleep(time.Minute)
 			}
-			if err := n.shim.allocs.Release(t.Context(), registry.Call{ID: "release"}, "a1", false); err != nil {
-				t.Error(err)
-			}
+			noErr(t, n.shim.allocs.Release(t.Context(), registry.Call{ID: "release"}, "a1", false))
 			for _, left := range n.left() {
 				t.Errorf("left: %s", left)
 			}

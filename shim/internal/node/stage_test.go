@@ -54,10 +54,7 @@ func TestWhatIsMountedAlreadyIsNotTakenOver(t *testing.T) {
 			targetOf("a1"): {attach, detach},
 		} {
 			n.machine.mountStray(path)
-			if err := n.tryUp("a1", wish{}); !errors.Is(err, registry.ErrConflict) ||
-				!strings.Contains(err.Error(), path) {
-				t.Errorf("%v", err)
-			}
+			wantErr(t, n.tryUp("a1", wish{}), registry.ErrConflict, path)
 			n.down("a1")
 			n.want(path, sent...)
 			n.machine.unmount(path)
@@ -122,9 +119,7 @@ func TestOrderIsRefusedNotAssumed(t *testing.T) {
 		refused := func(want string) {
 			_, published := s.Publish(t.Context(), intent.Caller{}, v, key, usage, nil)
 			for _, err := range []error{s.Stage(t.Context(), intent.Caller{}, v, usage), published} {
-				if !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), want) {
-					t.Errorf("%v, want %q", err, want)
-				}
+				wantErr(t, err, registry.ErrConflict, want)
 			}
 		}
 		refused("claim")
@@ -155,17 +150,12 @@ func TestClaimKeptUntilUnpublished(t *testing.T) {
 			{"published", func() error { return s.Unpublish(t.Context(), intent.Caller{}, key, false) }},
 			{"staged", func() error { return s.Unstage(t.Context(), intent.Caller{}, v0) }},
 		} {
-			if err := down(); !errors.Is(err, registry.ErrConflict) ||
-				!strings.Contains(err.Error(), c.want) {
-				t.Errorf("%v, want %q", err, c.want)
-			}
+			wantErr(t, down(), registry.ErrConflict, c.want)
 			if err := c.step(); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if err := down(); err != nil {
-			t.Error(err)
-		}
+		noErr(t, down())
 	})
 }
 
@@ -196,9 +186,7 @@ func TestNothingIsPutUpWhileTheControllerIsAway(t *testing.T) {
 			if errors.Is(err, registry.ErrConflict) != expected || !expected && err != nil {
 				t.Errorf("expected %v: %v", expected, err)
 			}
-			if err := s.Unstage(t.Context(), intent.Caller{}, v0); err != nil {
-				t.Error(err)
-			}
+			noErr(t, s.Unstage(t.Context(), intent.Caller{}, v0))
 			n.commit(registry.Change{Delete: []registry.Key{claimOf("a1").ClaimRecord()}})
 		})
 	}

@@ -121,9 +121,7 @@ func TestStatsDelayNoMount(t *testing.T) {
 	inEnv(t, measures, func(t *testing.T, n *env) {
 		n.up("a1", wish{})
 		n.script(csifake.Rule{RPC: string(registry.NodeStatsRPC), Hang: csifake.UntilCancelled})
-		if _, err := n.stats(); err == nil || !strings.Contains(err.Error(), "DEADLINE_EXCEEDED") {
-			t.Errorf("%v", err)
-		}
+		wantErr(t, errOf(n.stats()), nil, "DEADLINE_EXCEEDED")
 		done := make(chan error, 1)
 		n.async(func() {
 			_, err := n.stats()
@@ -134,9 +132,7 @@ func TestStatsDelayNoMount(t *testing.T) {
 		if took := time.Since(began); took != 0 {
 			t.Errorf("the next user waited %v", took)
 		}
-		if err := <-done; !errors.Is(err, registry.ErrConflict) || !strings.Contains(err.Error(), "try again") {
-			t.Error(err)
-		}
+		wantErr(t, <-done, registry.ErrConflict, "try again")
 	})
 }
 
@@ -153,8 +149,6 @@ func TestStatsOfWhatGoesAway(t *testing.T) {
 		})
 		synctest.Wait()
 		n.machine.unmount(targetOf("a1"))
-		if err := <-done; !errors.Is(err, registry.ErrConflict) {
-			t.Error(err)
-		}
+		wantErr(t, <-done, registry.ErrConflict)
 	})
 }
