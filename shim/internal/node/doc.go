@@ -16,8 +16,8 @@
 // a second user of a staged volume needs a different staging mount, that is a conflict.
 //
 // The mount table decides. A publish is done when something is mounted at the target, an unpublish when nothing is.
-// NOT_FOUND is success only if the table agrees. No path that may hold a volume is ever touched. After a reboot the
-// node's marks count as sent only.
+// NOT_FOUND is success only if the table agrees. This process touches no path that may hold a volume; helper processes
+// do that (package mount). After a reboot the node's marks count as sent only.
 //
 // Parts of a volume are mounted again for tasks after the publish, and unmounted before the unpublish. A pending
 // expansion is sent to the node plugin while the volume is mounted for writing, at once or at the next mount.

@@ -206,7 +206,8 @@ func (s *Stager) publishChange(
 }
 
 // Unused returns ErrConflict while a process with another mount namespace uses the volume that is published for the
-// claim. A namespace that is a private copy of this one shows the volume at the same path and does not count.
+// claim: such a use does not keep the plugin from unmounting its own mount. A namespace that is a private copy of this
+// one shows the volume at the same path and does not count.
 func (s *Stager) Unused(ctx context.Context, key registry.ClaimKey) error {
 	st, err := s.state(ctx, key.Volume)
 	r, published := st.ref(key)

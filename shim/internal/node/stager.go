@@ -28,7 +28,8 @@ type Options struct {
 	Logger    hclog.Logger
 }
 
-// Stager stages and publishes volumes. Calls for one volume are never concurrent.
+// Stager stages and publishes volumes. The caller of a method that sends calls for a volume holds the volume's lock.
+// Stats and WatchHealth take it themselves.
 type Stager struct {
 	intent.Calls
 	fleet   *csi.Fleet
