@@ -196,7 +196,7 @@ func (h *handOver) repeatAll(ctx context.Context, calls []registry.LateCall) (en
 func (e *Executors) begun(v registry.View, executor registry.Executor) (list []registry.LateCall) {
 	list = v.LateCalls(executor.Plugin, e.state.node)
 	if executor.Holder != e.state.node {
-		list = append(list, controller.Begun(v.Aside(), executor.Plugin, e.state.node)...)
+		list = append(list, controller.OpenCallsAt(v.Aside(), executor.Plugin, e.state.node)...)
 	}
 	return list
 }

@@ -69,14 +69,14 @@ func (m *Controller) volume(ctx context.Context, name registry.VolumeName) (v re
 	err = m.State.View(ctx, func(view registry.View) error {
 		var found bool
 		if v, found = view.Volume(name); !found {
-			return unknown(name)
+			return errUnknown(name)
 		}
 		return nil
 	})
 	return v, err
 }
 
-func unknown(name registry.VolumeName) error {
+func errUnknown(name registry.VolumeName) error {
 	return registry.Errorf(registry.ErrNotFound, "volume %s not found", name)
 }
 

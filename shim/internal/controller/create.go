@@ -36,7 +36,7 @@ func (m *Controller) createFor(
 		return registry.Volume{}, err
 	}
 	defer unlock()
-	known, err := m.known(ctx, spec, asked)
+	known, err := m.stored(ctx, spec)
 	if err == nil && known.State == registry.VolumeReady {
 		return known, nil
 	}
@@ -107,27 +107,33 @@ func complete(s registry.VolumeSpec) (registry.VolumeSpec, error) {
 	return s, nil
 }
 
-// asked returns a hash of the CreateVolume request. It serves to compare created volumes.
-func asked(v registry.Volume) string {
+// createHash returns a hash of the CreateVolume request.
+func createHash(v registry.Volume) string {
 	v.External, v.Context = "", nil
 	return intent.Hash(registry.CreateVolumeRPC, v.Created, v.VolumeSpec)
 }
 
-// specHash returns a hash of the spec. It serves to compare registered volumes.
-func specHash(v registry.Volume) string { return intent.Hash("", v.Created, v.VolumeSpec) }
+// specHash returns a hash of the spec as the volume's file has it. It serves to compare volumes.
+func specHash(v registry.Volume) string {
+	if v.Created {
+		return createHash(v)
+	}
+	return intent.Hash("", v.VolumeSpec)
+}
 
-// known returns the existing volume with the spec's name. If that volume has another spec, known returns an error.
-func (m *Controller) known(
-	ctx context.Context, spec registry.VolumeSpec, form func(registry.Volume) string,
-) (v registry.Volume, err error) {
+// stored returns the stored volume with the spec's name; zero: there is none. If that volume has another spec, stored
+// returns an error.
+func (m *Controller) stored(ctx context.Context, spec registry.VolumeSpec) (v registry.Volume, err error) {
 	err = m.State.View(ctx, func(view registry.View) error {
-		v, err = existing(view, registry.Volume{VolumeSpec: spec, Created: spec.External == ""}, form)
+		v, err = storedLike(view, registry.Volume{VolumeSpec: spec, Created: spec.External == ""})
 		return err
 	})
 	return v, err
 }
 
-func existing(view registry.View, want registry.Volume, form func(registry.Volume) string) (registry.Volume, error) {
+// storedLike returns the stored volume with the name of want; zero: there is none. If want does not describe that
+// volume, storedLike returns an error.
+func storedLike(view registry.View, want registry.Volume) (registry.Volume, error) {
 	v, found := view.Volume(want.VolumeName())
 	if v.State == registry.VolumeReady && contains(v.Mutable, want.Mutable) {
 		want.Mutable = v.Mutable // a modification may have added parameters
@@ -136,17 +142,17 @@ func existing(view registry.View, want registry.Volume, form func(registry.Volum
 	switch {
 	case !found:
 		return registry.Volume{}, nil
-	case !matches(v, want, form) && v.State == registry.VolumeReady &&
-		want.CapacityMin > max(v.CapacityMin, v.Capacity) && matchesExceptSize(v, want, form):
+	case !matches(v, want) && v.State == registry.VolumeReady &&
+		want.CapacityMin > max(v.CapacityMin, v.Capacity) && matchesExceptSize(v, want):
 		return v, registry.Errorf(registry.ErrExists, "volume %s exists already with another size; "+
 			"to expand it: %s", v.VolumeName(),
 			display.Command(fmt.Sprintf("holdfast volume expand --namespace=%s --size %d",
 				display.Quote(string(v.Namespace)), want.CapacityMin), string(v.ID)))
-	case !matches(v, want, form) && differing(v, want) != "":
+	case !matches(v, want) && differing(v, want) != "":
 		return v, registry.Errorf(registry.ErrExists, "volume %s exists already (%s), and differs from the file in: "+
 			"%s; to change it: holdfast volume update FILE; for another volume choose another id",
 			v.VolumeName(), origin(v), differing(v, want))
-	case !matches(v, want, form):
+	case !matches(v, want):
 		return v, registry.Errorf(registry.ErrExists,
 			"another volume %s exists already (%s, plugin %s, state %s); "+
 				"choose another id, or delete or deregister that volume first",
@@ -173,16 +179,16 @@ func differing(v, want registry.Volume) string {
 
 // matches reports whether want describes v. The size may be the original size, the size after an expansion, or any size
 // that v already has, because plugins round up.
-func matches(v, want registry.Volume, form func(registry.Volume) string) bool {
+func matches(v, want registry.Volume) bool {
 	fits := v.Capacity >= want.CapacityMin && (want.CapacityMax == 0 || v.Capacity <= want.CapacityMax)
 	has := v.Expansion.Done > 0 || v.Capacity > 0 && want.CapacityMin > v.CapacityMin
-	return form(v) == form(want) || has && fits && matchesExceptSize(v, want, form)
+	return specHash(v) == specHash(want) || has && fits && matchesExceptSize(v, want)
 }
 
 // matchesExceptSize reports whether want equals v apart from the size.
-func matchesExceptSize(v, want registry.Volume, form func(registry.Volume) string) bool {
+func matchesExceptSize(v, want registry.Volume) bool {
 	v.CapacityMin, v.CapacityMax = want.CapacityMin, want.CapacityMax
-	return form(v) == form(want)
+	return specHash(v) == specHash(want)
 }
 
 func origin(v registry.Volume) string {
@@ -209,18 +215,18 @@ func (m *Controller) create(ctx context.Context, call registry.Call, spec regist
 	if err != nil {
 		return err
 	}
-	made, err := m.making(ctx, inst, spec, how.from)
+	made, err := m.newRecord(ctx, inst, spec, how.from)
 	if err != nil {
 		return err
 	}
 	doubtful := made.State == registry.VolumeUncertain // an earlier creation may have made the volume
 	request := createRequest(inst, made)
-	opened := newIntent(registry.CreateVolumeRPC, call, made, asked(made))
+	opened := newIntent(registry.CreateVolumeRPC, call, made, createHash(made))
 	opened.Volume.External = placeholderID(spec)
 	var clash error // a concurrent creation has taken the id, so this volume becomes uncertain
 	err = m.sendTo(ctx, intent.Caller{}, spec, &request.Secrets, intent.Call{
 		Intent: opened, Policy: how.policy, RepeatAfter: how.again,
-		Before: func(view registry.View) (registry.Change, error) { return beginChange(view, made) },
+		Before: func(view registry.View) (registry.Change, error) { return createChange(view, made) },
 		Done: func(view registry.View) registry.Change {
 			if clash = checkIDFree(view, made); clash != nil {
 				unnamed := made
@@ -250,7 +256,7 @@ func (m *Controller) create(ctx context.Context, call registry.Call, spec regist
 		if err != nil {
 			return err
 		}
-		return m.accept(ctx, at, &made, answer)
+		return m.acceptCreated(ctx, at, &made, answer)
 	})
 	return errors.Join(err, clash)
 }
@@ -271,9 +277,9 @@ func (m *Controller) unusableChange(v registry.Volume, why *registry.CallError) 
 	}
 }
 
-// making returns the existing record of the volume, or a new one whose source comes from the spec. It resolves the
+// newRecord returns the existing record of the volume, or a new one whose source comes from the spec. It resolves the
 // source only once, because each further try must be the same call. For a late call it returns the record of that call.
-func (m *Controller) making(
+func (m *Controller) newRecord(
 	ctx context.Context, inst registry.Instance, spec registry.VolumeSpec, from registry.Origin,
 ) (v registry.Volume, err error) {
 	if m.Late != nil {
@@ -363,10 +369,10 @@ func createRequest(inst registry.Instance, s registry.Volume) csi.CreateRequest 
 	return r
 }
 
-// beginChange returns the change that stores the record of a new volume. It refuses a name that another volume of the
+// createChange returns the change that stores the record of a new volume. It refuses a name that another volume of the
 // plugin has, because a plugin answers two requests with one name with the same volume.
-func beginChange(view registry.View, v registry.Volume) (registry.Change, error) {
-	old, err := existing(view, v, asked)
+func createChange(view registry.View, v registry.Volume) (registry.Change, error) {
+	old, err := storedLike(view, v)
 	if err != nil {
 		return registry.Change{}, err
 	}
@@ -383,9 +389,9 @@ func beginChange(view registry.View, v registry.Volume) (registry.Change, error)
 	return registry.Change{Put: []registry.Record{v}}, nil
 }
 
-// accept checks the plugin's response and copies it to v. If only the id is usable, it copies the id alone, so that the
-// volume can be deleted.
-func (m *Controller) accept(
+// acceptCreated checks the plugin's response and copies it to v. If only the id is usable, it copies the id alone, so
+// that the volume can be deleted.
+func (m *Controller) acceptCreated(
 	ctx context.Context, at registry.InstanceKey, v *registry.Volume, answer csi.Created,
 ) error {
 	refuse := func(kind error, err error) error {

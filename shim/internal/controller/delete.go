@@ -57,7 +57,7 @@ func (m *Controller) deletable(ctx context.Context, name registry.VolumeName) (v
 func mayDelete(view registry.View, name registry.VolumeName, local []string) (registry.Volume, error) {
 	v, found := view.Volume(name)
 	if !found {
-		return v, unknown(name)
+		return v, errUnknown(name)
 	}
 	if !v.Created && !v.Made {
 		return v, registry.Invalid("volume %s was registered, not created by Holdfast; "+
@@ -78,7 +78,7 @@ func mayDelete(view registry.View, name registry.VolumeName, local []string) (re
 func (m *Controller) settle(
 	ctx context.Context, call registry.Call, v registry.Volume, how attempt,
 ) (registry.Volume, error) {
-	if named, err := m.named(ctx, v.VolumeName()); err != nil || named {
+	if named, err := m.hasExternalID(ctx, v.VolumeName()); err != nil || named {
 		return v, err
 	}
 	err := m.create(ctx, call, v.VolumeSpec, how)
@@ -86,7 +86,7 @@ func (m *Controller) settle(
 		if _, gone := m.volume(ctx, v.VolumeName()); errors.Is(gone, registry.ErrNotFound) {
 			return registry.Volume{}, nil // certainly refused
 		}
-		if named, look := m.named(ctx, v.VolumeName()); look != nil || !named {
+		if named, look := m.hasExternalID(ctx, v.VolumeName()); look != nil || !named {
 			return v, fmt.Errorf("the volume may exist, but its plugin has not reported an id; "+
 				"`volume deregister` removes the record: %w", err)
 		}
@@ -94,8 +94,8 @@ func (m *Controller) settle(
 	return m.volume(ctx, v.VolumeName())
 }
 
-// named reports whether the external id of the volume is known and no call for it is open.
-func (m *Controller) named(ctx context.Context, name registry.VolumeName) (named bool, err error) {
+// hasExternalID reports whether the external id of the volume is known and no call for it is open.
+func (m *Controller) hasExternalID(ctx context.Context, name registry.VolumeName) (named bool, err error) {
 	err = m.State.View(ctx, func(view registry.View) error {
 		v, _ := view.Volume(name)
 		named = v.External != "" && len(intents(view, v)) == 0
@@ -153,7 +153,7 @@ func (m *Controller) sendDelete(
 			if !clean && err.Code != "FAILED_PRECONDITION" { // that code means that the volume exists
 				return registry.Change{} // the volume may be gone: Run repeats the call
 			}
-			return m.deletionRefused(view, v.VolumeName(), err)
+			return m.deletionRefusedChange(view, v.VolumeName(), err)
 		},
 	}, func(ctx context.Context, at registry.InstanceKey) error {
 		err := m.driver.Delete(ctx, at, request)
@@ -164,8 +164,8 @@ func (m *Controller) sendDelete(
 	})
 }
 
-// deletionRefused returns the change that restores the state of a volume after its deletion has certainly failed.
-func (m *Controller) deletionRefused(
+// deletionRefusedChange returns the change that restores the state of a volume after its deletion has certainly failed.
+func (m *Controller) deletionRefusedChange(
 	view registry.View, name registry.VolumeName, why *registry.CallError,
 ) registry.Change {
 	v, found := view.Volume(name)

@@ -30,11 +30,11 @@ func (m *Controller) Expand(
 	if done, err := m.largeEnough(ctx, v, want); done || err != nil {
 		return v, err
 	}
-	w, err := m.expandModeOf(ctx, v)
+	mode, err := m.expandModeOf(ctx, v)
 	if err != nil {
 		return v, fmt.Errorf("expand volume %s: %w", name, err)
 	}
-	if err := m.expandIn(ctx, intent.Caller{Call: call}, name, want, w); err != nil {
+	if err := m.lockAndExpand(ctx, intent.Caller{Call: call}, name, want, mode); err != nil {
 		m.Wake()
 		return v, fmt.Errorf("expand volume %s: %w", name, err)
 	}
@@ -131,9 +131,9 @@ func (m *Controller) expandModeOf(ctx context.Context, v registry.Volume) (expan
 	return expandMode{online: expandsInUse(inst.Fingerprint)}, nil
 }
 
-// expandIn expands the volume while it holds the locks of its name and its key.
-func (m *Controller) expandIn(
-	ctx context.Context, by intent.Caller, name registry.VolumeName, want registry.CapacityRange, w expandMode,
+// lockAndExpand takes the locks of the volume's name and key, and expands the volume.
+func (m *Controller) lockAndExpand(
+	ctx context.Context, by intent.Caller, name registry.VolumeName, want registry.CapacityRange, mode expandMode,
 ) error {
 	_, unlock, err := m.lockVolume(ctx, name, "its expansion")
 	if err != nil {
@@ -147,7 +147,7 @@ func (m *Controller) expandIn(
 	if v, err = m.afterModification(ctx, v); err != nil {
 		return err
 	}
-	v, asked, err := m.finishEarlier(ctx, by, v, want, w)
+	v, tried, err := m.finishEarlierExpansion(ctx, by, v, want, mode)
 	if err != nil {
 		return err
 	}
@@ -157,16 +157,16 @@ func (m *Controller) expandIn(
 	}
 	switch {
 	case !v.Expansion.Open() && v.Capacity >= want.Required:
-		err = m.cancelOnNode(ctx, v)
-	case w.controller:
-		err = m.expandController(ctx, by, v, want, w, intent.PolicyOf(registry.ControllerExpandRPC))
+		err = m.cancelNodeExpansion(ctx, v)
+	case mode.controller:
+		err = m.expandController(ctx, by, v, want, mode, intent.PolicyOf(registry.ControllerExpandRPC))
 	case v.Expansion.Node.Required < want.Required || v.ExpandsOnNodeOnly() && v.Expansion.Node != want:
-		err = m.leaveToNode(ctx, v, want, w)
+		err = m.recordNodeExpansion(ctx, v, want, mode)
 	}
 	if err != nil {
 		return err
 	}
-	if err := m.grow(ctx, by, v.VolumeKey(), !asked); err != nil {
+	if err := m.growOnNode(ctx, by, v.VolumeKey(), !tried); err != nil {
 		return err
 	}
 	return m.checkNotRefused(ctx, name, want)
@@ -184,31 +184,31 @@ func (m *Controller) afterModification(ctx context.Context, v registry.Volume) (
 	return m.expandable(ctx, v.VolumeName())
 }
 
-// finishEarlier finishes an earlier, different expansion that is still open, at the controller and on the node. A vague
-// answer of the node must be resolved before, while the volume is still mounted in the same way. asked reports whether
-// the node has already tried the pending expansion.
-func (m *Controller) finishEarlier(
-	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange, w expandMode,
-) (now registry.Volume, asked bool, err error) {
+// finishEarlierExpansion finishes an earlier, different expansion that is still open, at the controller and on the
+// node. A vague answer of the node must be resolved before, while the volume is still mounted in the same way. tried
+// reports whether the node has already tried the pending expansion.
+func (m *Controller) finishEarlierExpansion(
+	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange, mode expandMode,
+) (now registry.Volume, tried bool, err error) {
 	open, err := m.openRPC(ctx, v)
 	if err != nil {
 		return v, false, err
 	}
 	if open != registry.ControllerExpandRPC { // an open call of the controller is settled before the node's part
-		if v, asked, err = m.finishOnNode(ctx, by, v, want); err != nil {
-			return v, asked, err
+		if v, tried, err = m.finishOnNode(ctx, by, v, want); err != nil {
+			return v, tried, err
 		}
 	}
-	if e := v.Expansion; !e.Open() || e.Asked == want || !w.controller {
-		return v, asked, nil
+	if e := v.Expansion; !e.Open() || e.Asked == want || !mode.controller {
+		return v, tried, nil
 	}
 	p := intent.PolicyOf(registry.ControllerExpandRPC)
-	if err := m.expandController(ctx, by, v, v.Expansion.Asked, w, p); err != nil {
-		return v, asked, fmt.Errorf("the outcome of an earlier expansion to %d bytes must be known first: %w",
+	if err := m.expandController(ctx, by, v, v.Expansion.Asked, mode, p); err != nil {
+		return v, tried, fmt.Errorf("the outcome of an earlier expansion to %d bytes must be known first: %w",
 			v.Expansion.Asked.Required, err)
 	}
 	if v, err = m.volume(ctx, v.VolumeName()); err != nil {
-		return v, asked, err
+		return v, tried, err
 	}
 	return m.finishOnNode(ctx, by, v, want)
 }
@@ -229,8 +229,8 @@ func (m *Controller) openRPC(ctx context.Context, v registry.Volume) (rpc regist
 
 // checkOffline returns an error if the plugin expands only unused volumes and this volume is in use. A claim alone does
 // not count as a use.
-func checkOffline(view registry.View, v registry.Volume, local []string, w expandMode) error {
-	if w.online || len(view.Attachments(v.VolumeKey())) == 0 && len(local) == 0 {
+func checkOffline(view registry.View, v registry.Volume, local []string, mode expandMode) error {
+	if mode.online || len(view.Attachments(v.VolumeKey())) == 0 && len(local) == 0 {
 		return nil
 	}
 	return registry.Errorf(registry.ErrConflict, "%w; "+
@@ -241,7 +241,7 @@ func checkOffline(view registry.View, v registry.Volume, local []string, w expan
 
 // expandController sends ControllerExpandVolume until its outcome is certain or its policy gives up.
 func (m *Controller) expandController(
-	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange, w expandMode,
+	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange, mode expandMode,
 	p intent.Policy,
 ) error {
 	request := csi.ExpandRequest{
@@ -262,8 +262,10 @@ func (m *Controller) expandController(
 	open := newIntent(registry.ControllerExpandRPC, by.Call, v, intent.Hash(registry.ControllerExpandRPC, request))
 	return m.sendTo(ctx, by, v.VolumeSpec, &request.Secrets, intent.Call{
 		Intent: open, Policy: p,
-		Before: func(view registry.View) (registry.Change, error) { return m.expanding(view, v, local, request, w) },
-		Done:   func(view registry.View) registry.Change { return m.expanded(view, v.VolumeName(), want, answer) },
+		Before: func(view registry.View) (registry.Change, error) {
+			return m.expandChange(view, v, local, request, mode)
+		},
+		Done: func(view registry.View) registry.Change { return m.expandedChange(view, v.VolumeName(), want, answer) },
 		Failed: func(view registry.View, err *registry.CallError, clean bool) registry.Change {
 			v, known := view.Volume(v.VolumeName())
 			if !known {
@@ -322,16 +324,16 @@ func usageOf(s registry.VolumeSpec) (u registry.Usage) {
 	return u
 }
 
-// expanding records the requested size. It returns an error if the volume is in use and its plugin expands only unused
-// volumes.
-func (m *Controller) expanding(
-	view registry.View, v registry.Volume, local []string, r csi.ExpandRequest, w expandMode,
+// expandChange returns the change that records the requested size. It returns an error if the volume is in use and its
+// plugin expands only unused volumes.
+func (m *Controller) expandChange(
+	view registry.View, v registry.Volume, local []string, r csi.ExpandRequest, mode expandMode,
 ) (registry.Change, error) {
 	now, found := view.Volume(v.VolumeName())
 	if !found {
-		return registry.Change{}, unknown(v.VolumeName())
+		return registry.Change{}, errUnknown(v.VolumeName())
 	}
-	if err := checkOffline(view, now, local, w); err != nil {
+	if err := checkOffline(view, now, local, mode); err != nil {
 		return registry.Change{}, err
 	}
 	if !now.Expansion.Open() {
@@ -341,9 +343,9 @@ func (m *Controller) expanding(
 	return registry.Change{Put: []registry.Record{now}}, nil
 }
 
-// expanded returns the change that stores the controller's result and, in the same commit, the pending work of the
-// node.
-func (m *Controller) expanded(
+// expandedChange returns the change that stores the controller's result and, in the same commit, the pending work of
+// the node.
+func (m *Controller) expandedChange(
 	view registry.View, name registry.VolumeName, want registry.CapacityRange, answer csi.Expanded,
 ) registry.Change {
 	v, known := view.Volume(name)

@@ -8,17 +8,17 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// finishOnNode finishes the pending expansion on the node before another expansion starts. asked reports whether the
+// finishOnNode finishes the pending expansion on the node before another expansion starts. tried reports whether the
 // node has tried the pending expansion.
 func (m *Controller) finishOnNode(
 	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange,
-) (now registry.Volume, asked bool, err error) {
+) (now registry.Volume, tried bool, err error) {
 	before, _, err := m.node.Expansion(ctx, v.VolumeKey())
 	if err != nil {
 		return v, false, err
 	}
 	vague := before.Refused != "" && intent.Inconclusive(before.Refused)
-	if err := m.grow(ctx, by, v.VolumeKey(), vague); err != nil {
+	if err := m.growOnNode(ctx, by, v.VolumeKey(), vague); err != nil {
 		return v, false, err
 	}
 	if now, err = m.volume(ctx, v.VolumeName()); err != nil {
@@ -41,9 +41,9 @@ func (m *Controller) finishOnNode(
 	return now, v.Expansion.Pending() && (vague || before.Refused == ""), nil
 }
 
-// grow does the pending expansion on the node if possible, and records the result. again means that an expansion that
-// the node plugin has refused is retried too, unless CSI forbids that.
-func (m *Controller) grow(ctx context.Context, by intent.Caller, key registry.VolumeKey, again bool) error {
+// growOnNode does the pending expansion on the node if possible, and records the result. again means that an expansion
+// that the node plugin has refused is retried too, unless CSI forbids that.
+func (m *Controller) growOnNode(ctx context.Context, by intent.Caller, key registry.VolumeKey, again bool) error {
 	done, err := m.node.Grow(ctx, by, key, again)
 	if err != nil {
 		return err
@@ -75,9 +75,9 @@ func (m *Controller) NodeExpanded(ctx context.Context, key registry.VolumeKey, n
 	return err
 }
 
-// leaveToNode records a pending expansion on the node, for a plugin without ControllerExpandVolume.
-func (m *Controller) leaveToNode(
-	ctx context.Context, v registry.Volume, want registry.CapacityRange, w expandMode,
+// recordNodeExpansion records a pending expansion on the node, for a plugin without ControllerExpandVolume.
+func (m *Controller) recordNodeExpansion(
+	ctx context.Context, v registry.Volume, want registry.CapacityRange, mode expandMode,
 ) error {
 	local, err := m.uses(ctx, v)
 	if err != nil {
@@ -86,9 +86,9 @@ func (m *Controller) leaveToNode(
 	_, err = m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		now, found := view.Volume(v.VolumeName())
 		if !found {
-			return registry.Change{}, unknown(v.VolumeName())
+			return registry.Change{}, errUnknown(v.VolumeName())
 		}
-		if err := checkOffline(view, now, local, w); err != nil {
+		if err := checkOffline(view, now, local, mode); err != nil {
 			return registry.Change{}, err
 		}
 		now.Expansion = now.Expansion.WithoutPending()
@@ -102,8 +102,8 @@ func (m *Controller) leaveToNode(
 	return err
 }
 
-// cancelOnNode cancels a pending larger size on the node when a later request is satisfied by the current size.
-func (m *Controller) cancelOnNode(ctx context.Context, v registry.Volume) error {
+// cancelNodeExpansion cancels a pending larger size on the node when a later request is satisfied by the current size.
+func (m *Controller) cancelNodeExpansion(ctx context.Context, v registry.Volume) error {
 	if !v.ExpandsOnNodeOnly() {
 		return nil
 	}

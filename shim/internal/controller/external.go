@@ -111,11 +111,11 @@ func (m *Controller) Adopt(ctx context.Context, spec registry.VolumeSpec) (v reg
 		return v, err
 	}
 	defer unlock()
-	form := specHash
-	if spec.Context == nil {
-		form = func(v registry.Volume) string { v.Context = nil; return specHash(v) }
+	like := spec
+	if v, err := m.volume(ctx, name); err == nil && spec.Context == nil {
+		like.Context = v.Context
 	}
-	known, err := m.known(ctx, spec, form)
+	known, err := m.stored(ctx, like)
 	if err != nil || known.State != "" {
 		return known, err
 	}
@@ -126,7 +126,7 @@ func (m *Controller) Adopt(ctx context.Context, spec registry.VolumeSpec) (v reg
 	if v, err = adopted(spec, described); err != nil {
 		return v, err
 	}
-	if err := m.admit(ctx, v); err != nil {
+	if err := m.registerNew(ctx, v); err != nil {
 		return v, err
 	}
 	return m.volume(ctx, name)
@@ -166,7 +166,7 @@ func (m *Controller) describe(
 	case inst.Fingerprint.Has(registry.GetVolume):
 		found, err = m.driver.GetVolume(ctx, inst.InstanceKey, external)
 		if answered(err, "NOT_FOUND") {
-			return found, hasNo(id, external)
+			return found, errNoVolume(id, external)
 		}
 	case inst.Fingerprint.Has(registry.ListVolumes):
 		if inst, err = m.lister(ctx, id); err != nil {
@@ -180,7 +180,7 @@ func (m *Controller) describe(
 			return nil
 		})
 		if found = last; err == nil && found.Volume == "" {
-			return found, hasNo(id, external)
+			return found, errNoVolume(id, external)
 		}
 	default:
 		return csi.Entry{}, nil
@@ -191,7 +191,7 @@ func (m *Controller) describe(
 	return found, err
 }
 
-func hasNo(id registry.PluginID, external registry.ExternalID) error {
+func errNoVolume(id registry.PluginID, external registry.ExternalID) error {
 	return registry.Errorf(registry.ErrNotFound,
 		"plugin %s has no volume %q; `volume list --external` lists what it has", id, external)
 }

@@ -161,14 +161,14 @@ func (m *Controller) modify(
 		Before: func(view registry.View) (registry.Change, error) {
 			now, found := view.Volume(v.VolumeName())
 			if !found {
-				return registry.Change{}, unknown(v.VolumeName())
+				return registry.Change{}, errUnknown(v.VolumeName())
 			}
 			if !maps.Equal(now.Modification.Asked, parameters) {
 				now.Modification = now.Modification.Then(parameters, m.Now())
 			}
 			return registry.Change{Put: []registry.Record{now}}, nil
 		},
-		Done: func(view registry.View) registry.Change { return m.modified(view, v.VolumeName(), parameters) },
+		Done: func(view registry.View) registry.Change { return m.modifiedChange(view, v.VolumeName(), parameters) },
 		Failed: func(view registry.View, err *registry.CallError, clean bool) registry.Change {
 			now, known := view.Volume(v.VolumeName())
 			switch {
@@ -193,8 +193,8 @@ func (m *Controller) modify(
 	})
 }
 
-// modified returns the change that stores the new values.
-func (m *Controller) modified(
+// modifiedChange returns the change that stores the new values.
+func (m *Controller) modifiedChange(
 	view registry.View, name registry.VolumeName, parameters map[string]string,
 ) registry.Change {
 	v, known := view.Volume(name)

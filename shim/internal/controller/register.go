@@ -32,12 +32,12 @@ func (m *Controller) Register(ctx context.Context, spec registry.VolumeSpec) (re
 		return registry.Volume{}, err
 	}
 	defer unlock()
-	known, err := m.known(ctx, spec, specHash)
+	known, err := m.stored(ctx, spec)
 	if err == nil && known.State != "" {
 		return known, nil
 	}
 	if err == nil {
-		err = m.admit(ctx, registry.Volume{VolumeSpec: spec, Accessible: spec.Required})
+		err = m.registerNew(ctx, registry.Volume{VolumeSpec: spec, Accessible: spec.Required})
 	}
 	if err != nil {
 		return registry.Volume{}, fmt.Errorf("register volume %s: %w", spec.VolumeName(), err)
@@ -45,8 +45,8 @@ func (m *Controller) Register(ctx context.Context, spec registry.VolumeSpec) (re
 	return m.volume(ctx, spec.VolumeName())
 }
 
-// admit registers a volume that has no record yet.
-func (m *Controller) admit(ctx context.Context, v registry.Volume) error {
+// registerNew registers a volume that has no record yet.
+func (m *Controller) registerNew(ctx context.Context, v registry.Volume) error {
 	unlock, err := m.Locks.Lock(ctx, v.VolumeKey(), "its registration")
 	if err != nil {
 		return err
@@ -104,7 +104,7 @@ func (m *Controller) confirm(ctx context.Context, s registry.VolumeSpec) (node r
 
 func (m *Controller) register(ctx context.Context, v registry.Volume) error {
 	_, err := m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
-		old, err := existing(view, v, specHash)
+		old, err := storedLike(view, v)
 		if err != nil || old.State != "" {
 			return registry.Change{}, err
 		}
@@ -201,7 +201,7 @@ func (m *Controller) deregister(ctx context.Context, name registry.VolumeName, l
 	_, err := m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		v, found := view.Volume(name)
 		if !found {
-			return registry.Change{}, unknown(name)
+			return registry.Change{}, errUnknown(name)
 		}
 		lost := lostAttachments(view, v)
 		if err := checkUnused(view, v, local, "deregistered", lost...); err != nil {

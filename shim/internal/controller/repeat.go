@@ -8,8 +8,8 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Begun returns the open calls for volumes and snapshots of a plugin that may run at a node.
-func Begun(view registry.View, plugin registry.PluginID, node registry.NodeName) (list []registry.LateCall) {
+// OpenCallsAt returns the open calls for volumes and snapshots of a plugin that may run at a node.
+func OpenCallsAt(view registry.View, plugin registry.PluginID, node registry.NodeName) (list []registry.LateCall) {
 	for _, open := range view.Intents() {
 		if open.Volume.Plugin == plugin && slices.Contains(open.Senders, node) {
 			list = append(list, withNode(node, view.LateCallOf(open)))
@@ -43,7 +43,7 @@ func (m *Controller) Repeat(ctx context.Context, at registry.Instance, late regi
 	}
 	v, by, policy := *late.Volume, intent.Caller{}, intent.PolicyOf(late.RPC)
 	r := *m
-	r.Plugins, r.Late = only{m.Plugins, at}, &late
+	r.Plugins, r.Late = oneInstance{m.Plugins, at}, &late
 	switch {
 	case late.RPC == registry.CreateVolumeRPC:
 		if v, err = m.volume(ctx, v.VolumeName()); err == nil { // else no record names what it makes
@@ -56,7 +56,7 @@ func (m *Controller) Repeat(ctx context.Context, at registry.Instance, late regi
 	case late.RPC.Alters():
 		err = r.repeatAlteration(ctx, by, v, policy, late.RPC)
 	case late.Attachment == nil:
-		err = errNotKnown(late)
+		err = errRecordsGone(late)
 	case late.RPC == registry.ControllerPublishRPC:
 		to := intent.AttachTo{Node: late.Attachment.Node, ID: late.Attachment.NodeID}
 		err = r.attach(ctx, by, v, late.Attachment.Usage, to)
@@ -85,7 +85,7 @@ func (s *Snapshots) Repeat(ctx context.Context, at registry.Instance, late regis
 	}
 	if err := s.volumes.State.View(ctx, func(view registry.View) error {
 		if late.Snapshot.State != registry.SnapshotDeleting && view.Get(late.Snapshot.Key()) == nil {
-			return errNotKnown(late) // nothing would name the snapshot that the call makes
+			return errRecordsGone(late) // nothing would name the snapshot that the call makes
 		}
 		return nil
 	}); err != nil {
@@ -105,7 +105,7 @@ func (s *Snapshots) Repeat(ctx context.Context, at registry.Instance, late regis
 func repeatable(late registry.LateCall) error {
 	switch {
 	case late.Volume == nil && late.Snapshot == nil:
-		return errNotKnown(late)
+		return errRecordsGone(late)
 	case late.Failed && (late.RPC == registry.DeleteVolumeRPC || late.RPC == registry.DeleteSnapshotRPC ||
 		late.RPC == registry.DeleteGroupSnapshotRPC):
 		return registry.Errorf(registry.ErrConflict, "%s of %s was refused at another node, and is not repeated: "+
@@ -114,23 +114,25 @@ func repeatable(late registry.LateCall) error {
 	return nil
 }
 
-func errNotKnown(late registry.LateCall) error {
+func errRecordsGone(late registry.LateCall) error {
 	return registry.Errorf(registry.ErrConflict, "%s of %s cannot be repeated: its records are gone",
 		late.RPC, late.For)
 }
 
-// only is a table of plugins with one instance, for which each look-up finds that instance.
-type only struct {
+// oneInstance is a table of plugins with one instance, for which each look-up finds that instance.
+type oneInstance struct {
 	intent.Plugins
 	at registry.Instance
 }
 
-func (o only) Find(registry.Role, registry.PluginID) (registry.Instance, bool) { return o.at, true }
+func (o oneInstance) Find(registry.Role, registry.PluginID) (registry.Instance, bool) {
+	return o.at, true
+}
 
-func (o only) Await(context.Context, registry.Role, registry.PluginID) (registry.Instance, error) {
+func (o oneInstance) Await(context.Context, registry.Role, registry.PluginID) (registry.Instance, error) {
 	return o.at, nil
 }
 
-func (o only) Members(registry.Role, registry.PluginID) []registry.Instance {
+func (o oneInstance) Members(registry.Role, registry.PluginID) []registry.Instance {
 	return []registry.Instance{o.at}
 }

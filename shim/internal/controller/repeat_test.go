@@ -26,7 +26,7 @@ func lateCalls() map[string]registry.LateCall {
 		Volume: key, Name: name, Node: "n1", NodeID: "i-1", State: registry.MarkSent, Usage: usage(),
 	}
 	calls := map[string]registry.LateCall{"CreateVolume": {
-		For: name.String(), Node: "n1", RPC: registry.CreateVolumeRPC, Hash: asked(made), Volume: &made,
+		For: name.String(), Node: "n1", RPC: registry.CreateVolumeRPC, Hash: createHash(made), Volume: &made,
 	}}
 	for rpc, request := range map[registry.RPC]any{
 		registry.DeleteVolumeRPC:        csi.DeleteRequest{VolumeID: key.External},

@@ -192,5 +192,5 @@ func (m *Controller) resumeAlteration(ctx context.Context, v registry.Volume) er
 	if err := m.settleAlteration(ctx, intent.Caller{}, v.VolumeKey(), singleTry); err != nil {
 		return err
 	}
-	return m.grow(ctx, intent.Caller{RetryUntil: time.Now().Add(resumeBackoff.First)}, v.VolumeKey(), false)
+	return m.growOnNode(ctx, intent.Caller{RetryUntil: time.Now().Add(resumeBackoff.First)}, v.VolumeKey(), false)
 }

@@ -174,9 +174,9 @@ func checkAnswer(
 	return nil
 }
 
-// taken stores the outcome of CreateSnapshot or GetSnapshot. next is the snapshot as the plugin describes it. fresh
-// means that no other call may have taken the snapshot.
-func (s *Snapshots) taken(
+// storeTaken stores the outcome of CreateSnapshot or GetSnapshot. next is the snapshot as the plugin describes it.
+// fresh means that no other call may have taken the snapshot.
+func (s *Snapshots) storeTaken(
 	ctx context.Context, snap, next registry.VolumeSnapshot, rpc registry.RPC, failure *registry.CallError, fresh bool,
 ) (*registry.VolumeSnapshot, error) {
 	if failure == nil {
@@ -222,8 +222,8 @@ func (s *Snapshots) progress(was, is registry.VolumeSnapshot) (events []registry
 	return events
 }
 
-// deleted stores the outcome of DeleteSnapshot. fresh means that no earlier call may have deleted the snapshot.
-func (s *Snapshots) deleted(
+// storeDeleted stores the outcome of DeleteSnapshot. fresh means that no earlier call may have deleted the snapshot.
+func (s *Snapshots) storeDeleted(
 	ctx context.Context, snap registry.VolumeSnapshot, rpc registry.RPC, failure *registry.CallError, fresh bool,
 ) (*registry.VolumeSnapshot, error) {
 	if failure == nil || failure.Code == "NOT_FOUND" {
@@ -294,7 +294,7 @@ func (s *Snapshots) commit(
 		if err := s.volumes.Executes(view, was.ExecutedBy()); err != nil {
 			return registry.Change{}, err // the new executor repeats the call
 		}
-		return s.ended(view, now, change(now)), nil
+		return s.endedChange(view, now, change(now)), nil
 	})
 	if err != nil {
 		err = fmt.Errorf("store the outcome: %w", err)

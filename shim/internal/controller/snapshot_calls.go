@@ -87,8 +87,8 @@ func changingRPC(snap registry.VolumeSnapshot) registry.RPC {
 	return nextRPC(snap, registry.Instance{})
 }
 
-// sending records that this node begins a call for the snapshot, and returns its record.
-func (s *Snapshots) sending(ctx context.Context, snap registry.VolumeSnapshot) (registry.VolumeSnapshot, error) {
+// recordSender records that this node begins a call for the snapshot, and returns its record.
+func (s *Snapshots) recordSender(ctx context.Context, snap registry.VolumeSnapshot) (registry.VolumeSnapshot, error) {
 	if s.volumes.Executors == nil {
 		return snap, nil
 	}
@@ -126,9 +126,11 @@ func (s *Snapshots) checkSend(ctx context.Context, snap registry.VolumeSnapshot)
 	})
 }
 
-// ended adds to the change which former executors may still send the call, if its outcome is certain. It is certain if
-// the change moves the record to another state or deletes it.
-func (s *Snapshots) ended(view registry.View, was registry.VolumeSnapshot, change registry.Change) registry.Change {
+// endedChange adds to the change which former executors may still send the call, if its outcome is certain. It is
+// certain if the change moves the record to another state or deletes it.
+func (s *Snapshots) endedChange(
+	view registry.View, was registry.VolumeSnapshot, change registry.Change,
+) registry.Change {
 	stays := slices.ContainsFunc(change.Put, func(r registry.Record) bool {
 		next, is := r.(registry.VolumeSnapshot)
 		return is && next.Key() == was.Key() && next.State == was.State
@@ -320,7 +322,7 @@ func (s *Snapshots) call(
 	rpc := nextRPC(snap, inst)
 	var answer snapshotAnswer
 	deadline := intent.PolicyOf(policyRPC(rpc)).Deadline
-	if snap, err = s.sending(ctx, snap); err != nil {
+	if snap, err = s.recordSender(ctx, snap); err != nil {
 		return &snap, err
 	}
 	err = s.volumes.Once(ctx, w.op, snap.ExecutedBy(), deadline, func(ctx context.Context) (err error) {
@@ -343,7 +345,7 @@ func (s *Snapshots) call(
 	fresh := w.isFresh(snap)
 	w.fresh = 0
 	if snap.State == registry.SnapshotDeleting {
-		return s.deleted(ctx, snap, rpc, failure, fresh)
+		return s.storeDeleted(ctx, snap, rpc, failure, fresh)
 	}
 	taken := snap
 	if failure == nil {
@@ -353,7 +355,7 @@ func (s *Snapshots) call(
 				"the plugin's answer cannot be used: %v", err)
 		}
 	}
-	return s.taken(ctx, snap, taken, rpc, failure, fresh)
+	return s.storeTaken(ctx, snap, taken, rpc, failure, fresh)
 }
 
 // nextRPC returns the call that the state of the snapshot asks for.

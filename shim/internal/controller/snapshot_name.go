@@ -32,7 +32,7 @@ func (n snapshotName) find(view registry.View) (registry.VolumeSnapshot, bool) {
 	return view.Snapshot(n.SnapshotName)
 }
 
-func (n snapshotName) unknown() error {
+func (n snapshotName) errUnknown() error {
 	return registry.Errorf(registry.ErrNotFound, "%s not found", n)
 }
 

@@ -40,7 +40,7 @@ func (s *Snapshots) Create(
 		spec.Name = string(spec.ID)
 	}
 	w := &work{snapshotRef: snapshotRef{name: nameOf(spec)}, op: call.ID, wanted: finished}
-	created, isNew, err := s.begin(ctx, spec)
+	created, isNew, err := s.storeNew(ctx, spec)
 	if w.created = created; isNew {
 		w.fresh = created
 	}
@@ -76,9 +76,9 @@ func (s *Snapshots) advise(ctx context.Context, ref snapshotRef, err error) erro
 	return err
 }
 
-// begin stores the record of a new snapshot, unless the same snapshot exists. It returns the CreateIndex of the record,
-// and whether the record is new.
-func (s *Snapshots) begin(
+// storeNew stores the record of a new snapshot, unless the same snapshot exists. It returns the CreateIndex of the
+// record, and whether the record is new.
+func (s *Snapshots) storeNew(
 	ctx context.Context, spec registry.SnapshotSpec,
 ) (created registry.Seq, isNew bool, err error) {
 	name := nameOf(spec)
@@ -161,7 +161,7 @@ func unknownSource(view registry.View, name registry.VolumeName) error {
 		return registry.Invalid("%s is a snapshot, and a snapshot is taken of a volume; "+
 			"create a volume from it first, with snapshot_id = %q", name.ID, other.ID)
 	}
-	return unknown(name)
+	return errUnknown(name)
 }
 
 // checkNames returns nil if the snapshot's name at the plugin and the names of its members are free.
@@ -367,7 +367,7 @@ func (s *Snapshots) deregister(ctx context.Context, name snapshotName) error {
 		snap, found := name.find(view)
 		switch {
 		case !found:
-			return registry.Change{}, name.unknown()
+			return registry.Change{}, name.errUnknown()
 		case view.Get(snap.Key()) == nil:
 			return registry.Change{}, inGroup(view, snap)
 		}
@@ -397,7 +397,7 @@ func (s *Snapshots) snapshot(ctx context.Context, name snapshotName) (snap regis
 	err = s.volumes.State.View(ctx, func(view registry.View) error {
 		var found bool
 		if snap, found = name.find(view); !found {
-			return name.unknown()
+			return name.errUnknown()
 		}
 		return nil
 	})

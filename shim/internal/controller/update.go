@@ -161,7 +161,7 @@ func (m *Controller) updateSome(
 	_, err = m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		now, found := view.Volume(spec.VolumeName())
 		if !found {
-			return registry.Change{}, unknown(spec.VolumeName())
+			return registry.Change{}, errUnknown(spec.VolumeName())
 		}
 		if slices.ContainsFunc(diff.Changes, func(c registry.FieldChange) bool { return !changesAtOnce(c) }) {
 			if err := checkUnused(view, now, nil, "changed like this"); err != nil { // the volume was claimed since
