@@ -103,12 +103,22 @@ func (l *Claims) Feasible(
 				held.Alloc, held.Name, held.Request, held.Node, held.Usage, c.Usage, c.Node)
 		}
 	}
-	if l.Clustered {
-		r.checkFormed(view)
-		r.checkOwner(volume)
+	if why := view.Unformed(); l.Clustered && why != "" {
+		r.add(registry.InfeasibleNotFormed, "%s", why)
 	}
-	r.checkNode(view)
-	r.checkUsable(volume)
+	if l.Clustered && volume.Node != "" && volume.Node != c.Node {
+		r.add(registry.InfeasibleTopology, "volume %s is on node %s, and plugin %s keeps volumes on their node "+
+			"(controller_scope = %q): it can be used on node %s only, not on node %s", c.Name, volume.Node,
+			volume.Plugin, registry.ScopeNode, volume.Node, c.Node)
+	}
+	if node, _ := view.Node(c.Node); node.State != registry.NodeReady && node.State != "" {
+		r.add(registry.InfeasibleNode, "node %s is %s (%s)", c.Node, node.State, node.Reason)
+	}
+	if volume.State != registry.VolumeReady {
+		r.add(registry.InfeasibleNotReady, "volume %s is %s; it must be %s to be used", c.Name, volume.State,
+			registry.VolumeReady)
+	}
+	r.checkCapability(volume)
 	r.checkCompatible(claims)
 	if node, known := l.find(view, c.Node, c.Volume.Plugin); known && !volume.Ephemeral {
 		r.checkTopology(volume, node)
@@ -172,13 +182,9 @@ func overlay(v registry.Volume, u registry.Usage) registry.Usage {
 	return u
 }
 
-// checkUsable adds a reason if the volume is not ready or does not support the usage.
-func (r *refusals) checkUsable(v registry.Volume) {
+// checkCapability adds a reason if the volume does not support the usage.
+func (r *refusals) checkCapability(v registry.Volume) {
 	u := r.claim.Usage
-	if v.State != registry.VolumeReady {
-		r.add(registry.InfeasibleNotReady, "volume %s is %s; it must be %s to be used", v.VolumeName(), v.State,
-			registry.VolumeReady)
-	}
 	if v.Supports(registry.VolumeCapability{Access: u.Access, Attachment: u.Attachment}) {
 		return
 	}
@@ -188,29 +194,6 @@ func (r *refusals) checkUsable(v registry.Volume) {
 	}
 	r.add(registry.InfeasibleUnsupported, "volume %s does not support %s as %s; it supports: %s",
 		v.VolumeName(), u.Access, u.Attachment, strings.Join(can, ", "))
-}
-
-// checkOwner adds a reason if the volume is on another node.
-func (r *refusals) checkOwner(v registry.Volume) {
-	if v.Node != "" && v.Node != r.claim.Node {
-		r.add(registry.InfeasibleTopology, "volume %s is on node %s, and plugin %s keeps volumes on their node "+
-			"(controller_scope = %q): it can be used on node %s only, not on node %s", v.VolumeName(), v.Node, v.Plugin,
-			registry.ScopeNode, v.Node, r.claim.Node)
-	}
-}
-
-// checkFormed adds a reason if the cluster has not formed.
-func (r *refusals) checkFormed(view registry.View) {
-	if why := view.Unformed(); why != "" {
-		r.add(registry.InfeasibleNotFormed, "%s", why)
-	}
-}
-
-// checkNode adds a reason if the node takes no claims.
-func (r *refusals) checkNode(view registry.View) {
-	if node, _ := view.Node(r.claim.Node); node.State != registry.NodeReady && node.State != "" {
-		r.add(registry.InfeasibleNode, "node %s is %s (%s)", r.claim.Node, node.State, node.Reason)
-	}
 }
 
 // checkCompatible adds a reason for each claim of the volume that excludes this one.

@@ -98,7 +98,7 @@ func (m *Controller) settle(
 func (m *Controller) hasExternalID(ctx context.Context, name registry.VolumeName) (named bool, err error) {
 	err = m.State.View(ctx, func(view registry.View) error {
 		v, _ := view.Volume(name)
-		named = v.External != "" && len(intents(view, v)) == 0
+		named = v.External != "" && len(openIntents(view, v)) == 0
 		return nil
 	})
 	return named, err

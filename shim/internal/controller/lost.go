@@ -72,15 +72,11 @@ func (m *Controller) unclaimLost(
 	return change, nil
 }
 
-// lostAttachments returns the attachment of the volume to the node that stores it, if that node is lost.
-func lostAttachments(view registry.View, v registry.Volume) (list []registry.Attachment) {
-	if v.External == "" {
-		return nil
-	}
-	for _, at := range view.Attachments(v.VolumeKey()) {
-		if _, lost := isLost(view, at.Node); lost && at.Node == v.Node {
-			list = append(list, at)
-		}
+// lostAttachment returns the attachment of the volume to the node that stores it, if that node is lost.
+func lostAttachment(view registry.View, v registry.Volume) (list []registry.Attachment) {
+	at, found := view.Attachment(registry.AttachmentKey{Volume: v.VolumeKey(), Node: v.Node})
+	if _, lost := isLost(view, v.Node); lost && found {
+		list = append(list, at)
 	}
 	return list
 }

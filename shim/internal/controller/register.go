@@ -177,7 +177,7 @@ func (m *Controller) busy(ctx context.Context, name registry.VolumeName, why err
 	open := ""
 	err := m.State.View(ctx, func(view registry.View) error {
 		v, _ := view.Volume(name)
-		for _, i := range intents(view, v) {
+		for _, i := range openIntents(view, v) {
 			open += "; " + intent.Describe(i)
 		}
 		return nil
@@ -187,8 +187,8 @@ func (m *Controller) busy(ctx context.Context, name registry.VolumeName, why err
 		name, why, open), err)
 }
 
-// intents returns the open intents of a volume: under its key, or under the placeholder key of its creation.
-func intents(view registry.View, v registry.Volume) (open []registry.Intent) {
+// openIntents returns the open intents of a volume: under its key, or under the placeholder key of its creation.
+func openIntents(view registry.View, v registry.Volume) (open []registry.Intent) {
 	for _, key := range []registry.VolumeKey{v.VolumeKey(), {Plugin: v.Plugin, External: placeholderID(v.VolumeSpec)}} {
 		if i, found := view.Intent(key); found && i.Name == v.VolumeName() {
 			open = append(open, i)
@@ -203,7 +203,7 @@ func (m *Controller) deregister(ctx context.Context, name registry.VolumeName, l
 		if !found {
 			return registry.Change{}, errUnknown(name)
 		}
-		lost := lostAttachments(view, v)
+		lost := lostAttachment(view, v)
 		if err := checkUnused(view, v, local, "deregistered", lost...); err != nil {
 			return registry.Change{}, err
 		}
@@ -217,7 +217,7 @@ func (m *Controller) deregister(ctx context.Context, name registry.VolumeName, l
 			change.Delete = append(change.Delete, at.Key())
 			change.Events = append(change.Events, m.abandoned(at, node.String()))
 		}
-		for _, open := range intents(view, v) {
+		for _, open := range openIntents(view, v) {
 			change.Delete = append(change.Delete, open.Key())
 			late := view.LateCallOf(open)
 			late.Failed = true

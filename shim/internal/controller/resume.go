@@ -62,7 +62,13 @@ func (m *Controller) tryVolume(
 	if err != nil || !found {
 		return err == nil, err
 	}
-	call, err := m.operation(ctx, v)
+	var call registry.Call // of the open call
+	err = m.State.View(ctx, func(view registry.View) error {
+		for _, open := range openIntents(view, v) {
+			call.ID = open.Operation
+		}
+		return nil
+	})
 	if err != nil {
 		return false, err
 	}
@@ -99,17 +105,6 @@ func (m *Controller) awaitPlugin(ctx context.Context, v registry.Volume) error {
 	defer cancel()
 	_, err = m.Plugins.Await(ctx, role, v.Plugin)
 	return err
-}
-
-// operation returns the operation ID of the volume's open call.
-func (m *Controller) operation(ctx context.Context, v registry.Volume) (call registry.Call, err error) {
-	err = m.State.View(ctx, func(view registry.View) error {
-		for _, open := range intents(view, v) {
-			call.ID = open.Operation
-		}
-		return nil
-	})
-	return call, err
 }
 
 // singleTry returns a policy with a single try per call. Run itself retries.
@@ -173,7 +168,7 @@ func (m *Controller) unfinishedAtController(view registry.View, v registry.Volum
 	if v.Unwanted() {
 		return true
 	}
-	return slices.ContainsFunc(intents(view, v), func(open registry.Intent) bool {
+	return slices.ContainsFunc(openIntents(view, v), func(open registry.Intent) bool {
 		if v.State == registry.VolumeReady {
 			return open.RPC.Alters()
 		}

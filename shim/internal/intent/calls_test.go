@@ -53,9 +53,9 @@ func TestCallsGoToTheInstanceThatServesTheVolume(t *testing.T) {
 				if task == old {
 					in.Health.State = c.health
 				}
-				put(t, log, in)
+				registrytest.Put(t, log, in)
 			}
-			put(t, log, c.record)
+			registrytest.Put(t, log, c.record)
 			calls := Calls{Sender: Sender{State: log, Now: time.Now}, Plugins: table}
 			got, err := calls.AwaitFor(t.Context(), Caller{}, c.role, key)
 			if err != nil || got.TaskKey() != c.want {
@@ -82,7 +82,7 @@ func TestTryAtAnotherInstanceIsRecorded(t *testing.T) {
 				Health:      registry.Health{State: health},
 			}
 		}
-		put(t, log, instance("old", registry.Healthy))
+		registrytest.Put(t, log, instance("old", registry.Healthy))
 		calls := Calls{Sender: Sender{State: log, Now: time.Now}, Plugins: table}
 		var sent []registry.AllocID
 		err := calls.Send(t.Context(), Caller{}, Call{
@@ -97,8 +97,7 @@ func TestTryAtAnotherInstanceIsRecorded(t *testing.T) {
 			if sent = append(sent, inst.Alloc); len(sent) > 1 {
 				return nil
 			}
-			put(t, log, instance("next", registry.Healthy))
-			put(t, log, instance("old", registry.Unhealthy))
+			registrytest.Put(t, log, instance("next", registry.Healthy), instance("old", registry.Unhealthy))
 			return &registry.CallError{RPC: registry.NodeStageRPC, Code: "UNAVAILABLE"}
 		})
 		if err != nil || !slices.Equal(sent, []registry.AllocID{"old", "next"}) {
@@ -138,16 +137,6 @@ func TestTryWaitsUntilItsInstanceIsRecorded(t *testing.T) {
 	})
 }
 
-func put(t *testing.T, log *registrytest.Log, r registry.Record) {
-	t.Helper()
-	_, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) {
-		return registry.Change{Put: []registry.Record{r}}, nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // TestCallsOfOtherNodesDoNotWait opens a call for a volume and checks whether another call waits for it on node a, one
 // of several nodes. The volume is attached to the plugin's node a-id.
 func TestCallsOfOtherNodesDoNotWait(t *testing.T) {
@@ -172,8 +161,8 @@ func TestCallsOfOtherNodesDoNotWait(t *testing.T) {
 		"stage, attached elsewhere, a single node": {attach("b-id"), stage, "", true},
 	} {
 		log := registrytest.NewLog(time.Now)
-		put(t, log, registry.Attachment{Volume: key, Node: "a", NodeID: "a-id"})
-		put(t, log, c.open)
+		registrytest.Put(t, log, registry.Attachment{Volume: key, Node: "a", NodeID: "a-id"})
+		registrytest.Put(t, log, c.open)
 		_ = log.View(t.Context(), func(v registry.View) error {
 			open, waits := (Sender{Node: c.node}).OpenCall(v, c.next)
 			if waits != c.waits || waits && open.RPC != c.open.RPC {
