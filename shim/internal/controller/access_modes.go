@@ -15,7 +15,7 @@ const (
 	many
 )
 
-// rule is the row of one access mode in the matrix of package controller.
+// rule is the row of one access mode in the table of the package comment.
 type rule struct {
 	claims, nodes, writers limit
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -55,6 +56,58 @@ func (m *Controller) sendTo(
 	return m.Send(ctx, by, c, func(ctx context.Context, inst registry.Instance) error {
 		return do(ctx, inst.InstanceKey)
 	})
+}
+
+// lockVolume takes the locks of the volume's name and key, and returns the volume.
+func (m *Controller) lockVolume(
+	ctx context.Context, name registry.VolumeName, what string,
+) (v registry.Volume, unlock func(), err error) {
+	unlockName, err := m.Locks.Lock(ctx, name, what)
+	if err != nil {
+		return v, nil, err
+	}
+	v, err = m.volume(ctx, name)
+	if err == nil && v.External == "" {
+		return v, unlockName, nil
+	}
+	var unlockKey func()
+	if err == nil {
+		unlockKey, err = m.lockToAlter(ctx, v.VolumeKey(), what)
+	}
+	if err != nil {
+		unlockName()
+		return v, nil, err
+	}
+	return v, func() { unlockKey(); unlockName() }, nil
+}
+
+// lockToAlter takes the lock of a volume once no creation of a snapshot of the volume may run at the plugin any more.
+// Such a call is repeated until it has ended. If an alteration may still run, lockToAlter does not wait: snapshots wait
+// for the alteration.
+func (m *Controller) lockToAlter(ctx context.Context, key registry.VolumeKey, what string) (unlock func(), err error) {
+	for try := uint64(1); ; try++ {
+		if unlock, err = m.Locks.Lock(ctx, key, what); err != nil {
+			return nil, err
+		}
+		var name snapshotName
+		wait := false
+		err = m.State.View(ctx, func(view registry.View) error {
+			name, wait = takenNow(view, key)
+			wait = wait && !alterationRuns(view, key)
+			return nil
+		})
+		if err == nil && !wait {
+			return unlock, nil
+		}
+		unlock()
+		if err != nil {
+			return nil, err
+		}
+		if !intent.Sleep(ctx, readyBackoff.Delay(try, rand.Float64())) {
+			return nil, registry.Errorf(registry.ErrUnavailable, "%s is being taken of it: %w",
+				name, context.Cause(ctx))
+		}
+	}
 }
 
 func usagesOf(s registry.VolumeSpec) (usages []registry.Usage) {

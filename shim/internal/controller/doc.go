@@ -32,5 +32,6 @@
 // Optional calls and fields are sent only if the plugin declares them. Detach uses the node id that Attach recorded. An
 // empty id would detach all nodes, so it is never sent. Answers are checked before they are stored.
 //
-// Attach and Detach need the volume's lock; all other methods take it. Run finishes operations without a caller.
+// Attach, Detach, DetachOrAbandon, Abandon, Settle and LeaveAlteration need the volume's lock. Other methods take the
+// locks that they need. Run finishes operations without a caller.
 package controller

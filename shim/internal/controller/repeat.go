@@ -37,7 +37,7 @@ func lateSnapshot(snap registry.VolumeSnapshot) registry.LateCall {
 
 // Repeat repeats, at an instance of the plugin on this node, a call that this node has begun as a former executor. It
 // stores nothing. It returns nil once an answer of the instance shows that the call has ended there.
-func (m *Controller) Repeat(ctx context.Context, at registry.Instance, late registry.LateCall) (err error) {
+func (m *Controller) Repeat(ctx context.Context, at registry.Instance, late registry.LateCall) error {
 	if err := repeatable(late); err != nil {
 		return err
 	}
@@ -46,28 +46,32 @@ func (m *Controller) Repeat(ctx context.Context, at registry.Instance, late regi
 	r.Plugins, r.Late = oneInstance{m.Plugins, at}, &late
 	switch {
 	case late.RPC == registry.CreateVolumeRPC:
-		if v, err = m.volume(ctx, v.VolumeName()); err == nil { // else no record names what it makes
-			err = r.create(ctx, by.Call, v.VolumeSpec, attempt{})
+		now, err := m.volume(ctx, v.VolumeName())
+		if err != nil {
+			return err // no record would name what the call makes
 		}
+		return r.create(ctx, by.Call, now.VolumeSpec, attempt{})
 	case late.RPC == registry.DeleteVolumeRPC:
-		if err = m.checkGone(ctx, v); err == nil {
-			err = r.sendDelete(ctx, by.Call, v, nil, policy, 0)
+		if err := m.checkNotRegistered(ctx, v); err != nil {
+			return err
 		}
+		return r.sendDelete(ctx, by.Call, v, nil, policy, 0)
 	case late.RPC.Alters():
-		err = r.repeatAlteration(ctx, by, v, policy, late.RPC)
+		return r.repeatAlteration(ctx, by, v, policy, late.RPC)
 	case late.Attachment == nil:
-		err = errRecordsGone(late)
+		return errRecordsGone(late)
 	case late.RPC == registry.ControllerPublishRPC:
 		to := intent.AttachTo{Node: late.Attachment.Node, ID: late.Attachment.NodeID}
-		err = r.attach(ctx, by, v, late.Attachment.Usage, to)
+		return r.attach(ctx, by, v, late.Attachment.Usage, to)
 	case late.RPC == registry.ControllerUnpublishRPC:
-		err = r.detach(ctx, by, *late.Attachment)
+		return r.detach(ctx, by, *late.Attachment)
 	}
-	return err
+	return registry.Errorf(registry.ErrUnsupported, "%s of %s cannot be repeated: this shim does not know the call",
+		late.RPC, late.For)
 }
 
-// checkGone returns an error if a deleted volume has been registered again.
-func (m *Controller) checkGone(ctx context.Context, v registry.Volume) error {
+// checkNotRegistered returns an error if a deleted volume has been registered again.
+func (m *Controller) checkNotRegistered(ctx context.Context, v registry.Volume) error {
 	return m.State.View(ctx, func(view registry.View) error {
 		if now, found := view.VolumeByKey(v.VolumeKey()); found && now.State != registry.VolumeDeleting {
 			return registry.Errorf(registry.ErrConflict,

@@ -94,6 +94,11 @@ func TestLateCallIsNotSentAgainstTheRecords(t *testing.T) {
 		}
 		d.expect()
 	}
+	newer := lateCalls()["ControllerExpandVolume"]
+	newer.RPC = "ControllerFutureVolume"
+	d := open(t, of(registry.CreateDelete), updatedSince())
+	wantErr(t, "a call of a newer shim", d.Controller.Repeat(t.Context(), registry.Instance{}, newer),
+		registry.ErrUnsupported, "does not know the call")
 }
 
 // TestNoSnapshotIsMadeWithoutARecord repeats the creation of a snapshot with a record. It is not repeated for a

@@ -284,35 +284,6 @@ func takenNow(view registry.View, key registry.VolumeKey) (name snapshotName, fo
 	return name, false
 }
 
-// lockToAlter takes the lock of a volume once no creation of a snapshot of the volume may run at the plugin any more.
-// Such a call is repeated until it has ended. If an alteration may still run, lockToAlter does not wait: snapshots wait
-// for the alteration.
-func (m *Controller) lockToAlter(ctx context.Context, key registry.VolumeKey, what string) (unlock func(), err error) {
-	for try := uint64(1); ; try++ {
-		if unlock, err = m.Locks.Lock(ctx, key, what); err != nil {
-			return nil, err
-		}
-		var name snapshotName
-		wait := false
-		err = m.State.View(ctx, func(view registry.View) error {
-			name, wait = takenNow(view, key)
-			wait = wait && !alterationRuns(view, key)
-			return nil
-		})
-		if err == nil && !wait {
-			return unlock, nil
-		}
-		unlock()
-		if err != nil {
-			return nil, err
-		}
-		if !intent.Sleep(ctx, readyBackoff.Delay(try, rand.Float64())) {
-			return nil, registry.Errorf(registry.ErrUnavailable, "%s is being taken of it: %w",
-				name, context.Cause(ctx))
-		}
-	}
-}
-
 // call makes one call. It returns the record after the call; nil: the record is gone. If the plugin may have got the
 // call, call sets w.fresh to 0.
 func (s *Snapshots) call(

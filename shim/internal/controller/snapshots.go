@@ -86,7 +86,7 @@ func (s *Snapshots) storeNew(
 	look := func(view registry.View) (err error) {
 		old, found := name.find(view)
 		if created, isNew = old.CreateIndex, !found; found {
-			return checkSame(view, old, spec)
+			return checkSameSpec(view, old, spec)
 		}
 		snap, err = newSnapshot(view, spec)
 		return err
@@ -191,9 +191,9 @@ func checkNames(view registry.View, snap registry.VolumeSnapshot) error {
 	return nil
 }
 
-// checkSame returns nil if old matches spec and is ready, or can become ready. If the spec has no secrets, those of the
-// record count.
-func checkSame(view registry.View, old registry.VolumeSnapshot, spec registry.SnapshotSpec) error {
+// checkSameSpec returns nil if old matches spec and is ready, or can become ready. If the spec has no secrets, those of
+// the record count.
+func checkSameSpec(view registry.View, old registry.VolumeSnapshot, spec registry.SnapshotSpec) error {
 	name := nameOf(spec)
 	switch {
 	case old.Volume != spec.Volume || !slices.Equal(old.Volumes, spec.Volumes) || old.Name != spec.Name,

@@ -304,26 +304,3 @@ func reference(s registry.Secret) string {
 	}
 	return ""
 }
-
-// lockVolume takes the locks of the volume's name and key, and returns the volume.
-func (m *Controller) lockVolume(
-	ctx context.Context, name registry.VolumeName, what string,
-) (v registry.Volume, unlock func(), err error) {
-	unlockName, err := m.Locks.Lock(ctx, name, what)
-	if err != nil {
-		return v, nil, err
-	}
-	v, err = m.volume(ctx, name)
-	if err == nil && v.External == "" {
-		return v, unlockName, nil
-	}
-	var unlockKey func()
-	if err == nil {
-		unlockKey, err = m.lockToAlter(ctx, v.VolumeKey(), what)
-	}
-	if err != nil {
-		unlockName()
-		return v, nil, err
-	}
-	return v, func() { unlockKey(); unlockName() }, nil
-}

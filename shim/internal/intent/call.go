@@ -24,8 +24,8 @@ func (c Caller) Waiting(ctx context.Context) (context.Context, context.CancelFun
 
 // Call is one CSI call to send.
 type Call struct {
-	// Intent identifies the call: Volume, Name, RPC, Hash, and optionally Alloc, Request, Operation and At. Send sets
-	// the other fields.
+	// Intent identifies the call: Volume, Name, RPC, Hash, and optionally Alloc, Request, Node, Operation and At. Send
+	// sets the other fields.
 	Intent registry.Intent
 	// Before is part of the commit that opens the intent, and sets marks to Sent. If it fails, Send returns its error
 	// and sends nothing. For an open call it first runs without a commit, so it must have no side effects. It may be
