@@ -1,8 +1,8 @@
 package config
 
 import (
+	"encoding/json"
 	"fmt"
-	"math/big"
 	"strings"
 
 	"github.com/hashicorp/hcl/v2"
@@ -73,7 +73,9 @@ func jsonValue(v cty.Value) any {
 	case ty == cty.Bool:
 		return v.True()
 	case ty == cty.Number:
-		return (*number)(v.AsBigFloat())
+		if f := v.AsBigFloat(); !f.IsInf() {
+			return json.Number(f.Text('f', -1))
+		}
 	case ty.IsMapType() || ty.IsObjectType():
 		object := map[string]any{}
 		for key, element := range v.Elements() {
@@ -89,17 +91,6 @@ func jsonValue(v cty.Value) any {
 		return list
 	}
 	return nil
-}
-
-// number is a JSON number of exactly this value.
-type number big.Float
-
-func (n *number) MarshalJSON() ([]byte, error) {
-	f := (*big.Float)(n)
-	if f.IsInf() {
-		return []byte("null"), nil
-	}
-	return []byte(f.Text('f', -1)), nil
 }
 
 // stringOf converts the value to a string by HCL's rules.

@@ -13,6 +13,7 @@ import (
 	"io"
 	"maps"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -158,26 +159,8 @@ func checkNumbers(name string, args []cty.Value) error {
 	return nil
 }
 
-// hasWideVerb reports whether a verb of the format has a width of four or more digits, or takes it from an argument.
-func hasWideVerb(format string) bool {
-	inVerb, digits := false, 0
-	for _, c := range []byte(format) {
-		switch {
-		case c == '%':
-			inVerb, digits = !inVerb, 0
-		case c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z':
-			inVerb = false
-		case c >= '0' && c <= '9':
-			digits++
-		default:
-			digits = 0
-		}
-		if inVerb && (digits > 3 || c == '*') {
-			return true
-		}
-	}
-	return false
-}
+// wideVerb matches a verb of a format whose width has four or more digits, or is taken from an argument.
+var wideVerb = regexp.MustCompile(`(^|[^%])(%%)*%[^%a-zA-Z]*([0-9]{4}|\*)`)
 
 // predictedWork returns the work of a call whose result size is a product of its argument sizes.
 func predictedWork(name string, args []cty.Value) int {
@@ -215,7 +198,7 @@ func predictedWork(name string, args []cty.Value) int {
 		return n * elementWork
 	case "format", "formatlist":
 		f, _ := stringOf(args[0])
-		if hasWideVerb(f) {
+		if wideVerb.MatchString(f) {
 			return maxWork + 1
 		}
 		return strings.Count(f, "%") * all()

@@ -8,8 +8,7 @@ import (
 var ephemeralStanza = &stanza{
 	name: "ephemeral",
 	doc: "An inline volume belongs to its alloc: its plugin makes it when the alloc starts. The volume block then " +
-		"has no source " +
-		"and no per_alloc.",
+		"has no source and no per_alloc.",
 	fields: []field{
 		{name: "plugin_id", kind: isText, required: true, doc: "The plugin that makes the volume."},
 		{name: "context", kind: isMap,
@@ -19,8 +18,8 @@ var ephemeralStanza = &stanza{
 	},
 }
 
-// inline reads the ephemeral block and the usage of a volume block. The plugin receives the values as written, so a
-// run-time reference is an error.
+// inline reads the ephemeral block and the usage of a volume block. The usage defaults to a file system for a
+// single-node writer. The plugin receives the values as written, so a run-time reference is an error.
 func (f *file) inline(volume *fields, b block) (*hooks.Ephemeral, registry.Usage) {
 	if volume.has("source") {
 		f.errorf(volume.at("source"), "remove source, or the ephemeral block",
@@ -36,11 +35,6 @@ func (f *file) inline(volume *fields, b block) (*hooks.Ephemeral, registry.Usage
 		Secrets: at.secretReferences(),
 	}
 	f.checkSize(at, "context", e.Context)
-	return e, f.inlineUsage(volume)
-}
-
-// inlineUsage reads the usage. It defaults to a file system for a single-node writer.
-func (f *file) inlineUsage(volume *fields) registry.Usage {
 	u := registry.Usage{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}
 	if volume.has("access_mode") {
 		u.Access = oneOf[registry.AccessMode](volume, "access_mode")
@@ -52,5 +46,5 @@ func (f *file) inlineUsage(volume *fields) registry.Usage {
 		f.errorf(volume.at("access_mode"), "use single-node-writer, or leave it out",
 			"an inline volume is never on several nodes: it belongs to its alloc")
 	}
-	return u
+	return e, u
 }

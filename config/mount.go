@@ -88,23 +88,14 @@ func (f *file) mount(at *fields, volume string) hooks.VolumeMount {
 		Propagation: oneOf[hooks.Propagation](at, "propagation_mode"), SELinux: oneOf[string](at, "selinux_label"),
 	}
 	m.Destination, _ = at.destination("destination")
-	if at.has("sub_path") {
-		m.SubPath, _ = at.subPath("sub_path")
+	if s, ok := at.textAtRunTime("sub_path"); ok { // references that differ per alloc remain in it
+		if wrong := hooks.WrongSubPath(s); wrong != "" {
+			f.errorf(at.at("sub_path"), "", "sub_path %s", wrong)
+		} else {
+			m.SubPath = s
+		}
 	}
 	return m
-}
-
-// subPath reads a path in a volume. References that differ per alloc remain in it.
-func (f *fields) subPath(name string) (string, bool) {
-	s, ok := f.textAtRunTime(name)
-	if !ok {
-		return "", false
-	}
-	if wrong := hooks.WrongSubPath(s); wrong != "" {
-		f.errorf(f.at(name), "", "%s %s", name, wrong)
-		return "", false
-	}
-	return s, true
 }
 
 // taskDevices are the nodes in /dev that every task has (OCI runtime specification, "Default Devices").

@@ -30,7 +30,18 @@ var secretsField = field{name: "secrets", kind: isMap,
 func (f *fields) secretReferences() map[string]registry.Secret {
 	out := map[string]registry.Secret{}
 	if attr := f.body.Attributes["secrets"]; attr != nil {
-		f.secretObject(out, attr.Expr)
+		object, ok := attr.Expr.(*hclsyntax.ObjectConsExpr)
+		if !ok {
+			f.errorf(attr.Expr.Range(), secretForm, "secrets must be written out")
+			return nil
+		}
+		for _, item := range object.Items {
+			if name, ok := constantKey(item.KeyExpr); ok {
+				f.secretItem(out, name, item.ValueExpr, f.ctx)
+			} else {
+				f.errorf(item.KeyExpr.Range(), secretForm, "the key of a secret must be a plain text")
+			}
+		}
 	}
 	for _, b := range f.all("secrets") {
 		for name, attr := range b.body.Attributes {
@@ -44,22 +55,6 @@ func (f *fields) secretReferences() map[string]registry.Secret {
 		return nil
 	}
 	return out
-}
-
-func (f *fields) secretObject(out map[string]registry.Secret, expr hclsyntax.Expression) {
-	object, ok := expr.(*hclsyntax.ObjectConsExpr)
-	if !ok {
-		f.errorf(expr.Range(), secretForm, "secrets must be written out")
-		return
-	}
-	for _, item := range object.Items {
-		name, ok := constantKey(item.KeyExpr)
-		if !ok {
-			f.errorf(item.KeyExpr.Range(), secretForm, "the key of a secret must be a plain text")
-			continue
-		}
-		f.secretItem(out, name, item.ValueExpr, f.ctx)
-	}
 }
 
 // secretItem reads one reference, or a literal.

@@ -1,6 +1,7 @@
 package hooks
 
 import (
+	"cmp"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -93,29 +94,20 @@ func outerFirst(mounts []VolumeMount) []VolumeMount {
 	})
 }
 
-// mountPlan returns the plan that makes one volume appear in a task that has a file system of its own.
-func mountPlan(m VolumeMount, from Published) Plan {
-	if from.Usage.Attachment == registry.BlockDevice {
-		return devicePlan(m, from)
+// mountPlan returns the plan that makes one volume appear in a task that has a file system of its own. A read-only
+// device node does not prevent writing to the device; the device rule does.
+func mountPlan(m VolumeMount, from Published) (plan Plan) {
+	if from.Usage.Attachment != registry.BlockDevice {
+		return Plan{Binds: []Bind{{
+			Source: from.Target.Host, Target: m.Destination, ReadOnly: from.Usage.ReadOnly,
+			Propagation: cmp.Or(m.Propagation, Private), SELinux: m.SELinux,
+		}}}
 	}
-	propagation := m.Propagation
-	if propagation == "" {
-		propagation = Private
-	}
-	return Plan{Binds: []Bind{{
-		Source: from.Target.Host, Target: m.Destination, ReadOnly: from.Usage.ReadOnly, Propagation: propagation,
-		SELinux: m.SELinux,
-	}}}
-}
-
-// devicePlan returns the plan that makes the device's node appear, and allows the device. A read-only device node does
-// not prevent writing to the device; the device rule does.
-func devicePlan(m VolumeMount, from Published) Plan {
 	access := "rw"
 	if from.Usage.ReadOnly {
 		access = "r"
 	}
-	plan := Plan{Devices: []Device{{Source: from.Target.Host, Target: m.Destination, Access: access}}}
+	plan.Devices = []Device{{Source: from.Target.Host, Target: m.Destination, Access: access}}
 	if from.Device != (DeviceNumber{}) {
 		plan.Rules = []DeviceRule{{Type: "b", Major: from.Device.Major, Minor: from.Device.Minor, Access: access}}
 	}

@@ -94,35 +94,3 @@ func (f *filler) fill(t testing.TB, v reflect.Value) {
 		t.Fatalf("%s: no rule for a field of this kind; add one", v.Type())
 	}
 }
-
-// Zeros returns the paths of all zero fields in v.
-func Zeros(v any) []string { return zeros("", reflect.ValueOf(v)) }
-
-func zeros(path string, v reflect.Value) []string {
-	if v.IsZero() {
-		return []string{path}
-	}
-	var found []string
-	switch v.Kind() {
-	case reflect.Pointer:
-		found = zeros(path, v.Elem())
-	case reflect.Slice:
-		for i := range v.Len() {
-			found = append(found, zeros(fmt.Sprintf("%s[%d]", path, i), v.Index(i))...)
-		}
-	case reflect.Map:
-		for _, k := range v.MapKeys() {
-			found = append(found, zeros(fmt.Sprintf("%s[%v]", path, k), v.MapIndex(k))...)
-		}
-	case reflect.Struct:
-		if v.Type() == reflect.TypeFor[time.Time]() {
-			return nil
-		}
-		for i := range v.NumField() {
-			if field := v.Type().Field(i); field.Tag.Get("json") != "-" {
-				found = append(found, zeros(path+"."+field.Name, v.Field(i))...)
-			}
-		}
-	}
-	return found
-}

@@ -1,6 +1,7 @@
 package registrytest
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"sync/atomic"
@@ -139,7 +140,10 @@ func (l *Log) Commit(ctx context.Context, decisions ...registry.Decision) (regis
 			break
 		}
 		if at = after.index; !change.Empty() {
-			next, a := after.with(l.stamped(change), l.keep)
+			for i := range change.Events {
+				change.Events[i].At = cmp.Or(change.Events[i].At, l.now())
+			}
+			next, a := after.with(change, l.keep)
 			after, applied, at = next, append(applied, a), a.Index
 		}
 	}
@@ -151,7 +155,14 @@ func (l *Log) Commit(ctx context.Context, decisions ...registry.Decision) (regis
 	}
 	if f := l.fault; f != nil {
 		if f.skip--; f.skip < 0 {
-			return 0, l.fail(*f, after)
+			l.fault = nil
+			if f.fatal {
+				l.dead = f.err
+			}
+			if f.written {
+				l.durable = after
+			}
+			return 0, f.err
 		}
 	}
 	l.publish(after)
@@ -162,28 +173,6 @@ func (l *Log) Commit(ctx context.Context, decisions ...registry.Decision) (regis
 		}
 	}
 	return at, refused
-}
-
-// stamped returns the change with the time of events that have none.
-func (l *Log) stamped(c registry.Change) registry.Change {
-	for i := range c.Events {
-		if c.Events[i].At.IsZero() {
-			c.Events[i].At = l.now()
-		}
-	}
-	return c
-}
-
-// fail makes the commit fail as f says. l.mu is held.
-func (l *Log) fail(f fault, after *state) error {
-	l.fault = nil
-	if f.fatal {
-		l.dead = f.err
-	}
-	if f.written {
-		l.durable = after
-	}
-	return f.err
 }
 
 // View implements registry.State.
