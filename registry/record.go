@@ -252,7 +252,7 @@ func (k Key) operations() int {
 // records for one transaction, or both shared records and records of one node. A cluster stores these in different
 // places.
 func (c Change) Check() error {
-	for _, k := range c.keys() {
+	for _, k := range c.Keys() {
 		if err := k.check(); err != nil {
 			return err
 		}
@@ -270,7 +270,7 @@ func (c Change) Check() error {
 	}
 	if c.Mixed() {
 		var buckets []string
-		for _, k := range c.keys() {
+		for _, k := range c.Keys() {
 			buckets = append(buckets, string(k.Bucket))
 		}
 		return Errorf(ErrInternal, "commit mixes shared and node records: %s", strings.Join(buckets, ", "))
@@ -281,7 +281,7 @@ func (c Change) Check() error {
 // shared returns how many shared records the change may write, with index entries, and the bucket of the last one. It
 // returns 0 for a change with a Copy.
 func (c Change) shared() (n int, last Bucket) {
-	for _, k := range c.keys() {
+	for _, k := range c.Keys() {
 		switch {
 		case k.Bucket == BucketCopies:
 			return 0, ""

@@ -2,7 +2,6 @@ package registry
 
 import (
 	"context"
-	"iter"
 	"slices"
 )
 
@@ -76,20 +75,9 @@ type Change struct {
 // Empty reports whether the change writes nothing.
 func (c Change) Empty() bool { return len(c.Put)+len(c.Delete)+len(c.Events) == 0 }
 
-// Buckets yields the bucket of each record that the change puts or deletes, some of them several times.
-func (c Change) Buckets() iter.Seq[Bucket] {
-	return func(yield func(Bucket) bool) {
-		for _, k := range c.keys() {
-			if !yield(k.Bucket) {
-				return
-			}
-		}
-	}
-}
-
 // Touches reports whether the change puts or deletes a record of one of the buckets.
 func (c Change) Touches(buckets ...Bucket) bool {
-	return slices.ContainsFunc(c.keys(), func(k Key) bool { return slices.Contains(buckets, k.Bucket) })
+	return slices.ContainsFunc(c.Keys(), func(k Key) bool { return slices.Contains(buckets, k.Bucket) })
 }
 
 // And returns the change with more added. The Texts of more are not added.
@@ -148,14 +136,14 @@ func (c Change) Parts() (parts []Change) {
 // Mixed reports whether the change writes both records that nodes share and records of one node.
 func (c Change) Mixed() bool {
 	var shared, node bool
-	for _, k := range c.keys() {
+	for _, k := range c.Keys() {
 		shared, node = shared || k.Bucket.Shared(), node || !k.Bucket.Shared()
 	}
 	return shared && node
 }
 
-// keys lists the keys of the records that the change puts, then of those that it deletes.
-func (c Change) keys() (keys []Key) {
+// Keys lists the keys of the records that the change puts, then of those that it deletes.
+func (c Change) Keys() (keys []Key) {
 	for _, r := range c.Put {
 		keys = append(keys, r.Key())
 	}

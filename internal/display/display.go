@@ -95,14 +95,10 @@ func incompleteSuffix(text []byte) int {
 
 // Exact returns the writer behind to, for data that must stay unchanged. If that is a terminal, it returns to itself.
 func Exact(to io.Writer) io.Writer {
-	w, is := to.(*Writer)
-	if !is {
-		return to
+	if w, is := to.(*Writer); is && Columns(to) == 0 {
+		return w.to
 	}
-	if Columns(to) > 0 {
-		return to
-	}
-	return w.to
+	return to
 }
 
 // defaultColumns is the width of a terminal that does not report its own.

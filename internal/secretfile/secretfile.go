@@ -61,7 +61,10 @@ func (s *reads) read(ctx context.Context, path string) ([]byte, error) {
 	case <-r.done:
 		return r.value, r.err
 	case <-ctx.Done():
-		s.markHung(r, mountOf(path))
+		mount := mountOf(path)
+		s.mu.Lock()
+		r.mount = mount
+		s.mu.Unlock()
 		return nil, registry.Errorf(registry.ErrUnavailable, "file %s cannot be read in time: %w", path,
 			context.Cause(ctx))
 	}
@@ -99,13 +102,6 @@ func (s *reads) join(path string) (*read, error) {
 		delete(s.byPath, path)
 	}()
 	return r, nil
-}
-
-// markHung records that a caller has timed out waiting for r.
-func (s *reads) markHung(r *read, mount string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	r.mount = mount
 }
 
 // networked matches types of file systems that hang as a whole if their server hangs.

@@ -54,8 +54,10 @@ func Serve(ctx context.Context, register func(context.Context, *grpc.Server) err
 	if err := checkInherited(opts.Logger); err != nil {
 		return err
 	}
-	nameProcess()
-	surviveBrokenPipes()
+	// The name that ps shows. Execution through a descriptor has replaced it with a number.
+	_ = os.WriteFile("/proc/self/comm", []byte("holdfast-shim"), 0)
+	// A write to a closed stderr must not end the shim. Notify is used because children inherit an ignored signal.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	warnOfVersions(opts)
 
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -77,13 +79,6 @@ func checkInherited(log *Logger) error {
 	os.Exit(ExitNotAPlugin)
 	return nil
 }
-
-// nameProcess restores the name that ps shows. Execution through a descriptor replaces it with a number.
-func nameProcess() { _ = os.WriteFile("/proc/self/comm", []byte("holdfast-shim"), 0) }
-
-// surviveBrokenPipes keeps SIGPIPE from ending the shim when it writes to a closed stderr. It uses Notify because
-// children inherit an ignored signal.
-func surviveBrokenPipes() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
 
 // warnOfVersions logs the versions of both sides if none is common. go-plugin's handshake names only one.
 func warnOfVersions(opts ServeOptions) {

@@ -29,9 +29,9 @@ func (n *Notifier) Applied(a registry.Applied) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.index = a.Last()
-	for b := range a.Change.Buckets() {
-		n.changed[b] = n.index
-		for wake := range n.waiting[b] {
+	for _, k := range a.Change.Keys() {
+		n.changed[k.Bucket] = n.index
+		for wake := range n.waiting[k.Bucket] {
 			select {
 			case wake <- struct{}{}:
 			default: // another bucket of the change has woken the call
