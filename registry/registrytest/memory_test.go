@@ -20,13 +20,13 @@ func TestLogInMemory(t *testing.T) {
 
 func commit(log *Log, id registry.AllocID) error {
 	_, err := log.Commit(context.Background(), func(registry.View) (registry.Change, error) {
-		return puts(registry.Alloc{ID: id}), nil
+		return putChange(registry.Alloc{ID: id}), nil
 	})
 	return err
 }
 
 func allocs(t *testing.T, log registry.State) (n int) {
-	look(t, log, func(v registry.View) { n = len(v.Allocs()) })
+	view(t, log, func(v registry.View) { n = len(v.Allocs()) })
 	return n
 }
 

@@ -47,8 +47,8 @@ func TestLog(t *testing.T, open Open) {
 	}
 }
 
-// at commits a change that does not depend on anything, and returns its index.
-func at(t *testing.T, log registry.State, c registry.Change) registry.Seq {
+// mustCommit commits a change that does not depend on anything, and returns its index.
+func mustCommit(t *testing.T, log registry.State, c registry.Change) registry.Seq {
 	t.Helper()
 	seq, err := Write(t.Context(), log, c)
 	if err != nil {
@@ -57,9 +57,9 @@ func at(t *testing.T, log registry.State, c registry.Change) registry.Seq {
 	return seq
 }
 
-func puts(records ...registry.Record) registry.Change { return registry.Change{Put: records} }
+func putChange(records ...registry.Record) registry.Change { return registry.Change{Put: records} }
 
-func look(t *testing.T, log registry.State, read func(registry.View)) {
+func view(t *testing.T, log registry.State, read func(registry.View)) {
 	t.Helper()
 	if err := log.View(t.Context(), func(v registry.View) error { read(v); return nil }); err != nil {
 		t.Fatal(err)
@@ -78,13 +78,13 @@ func within(t *testing.T, what string, f func()) {
 	}
 }
 
-// lookEach calls check with the state as committed, and again after it was reopened. It returns the reopened state.
-func lookEach(t *testing.T, log registry.State, reopen func() registry.State, check func(when string, v registry.View),
+// viewTwice calls check with the state as committed, and again after it was reopened. It returns the reopened state.
+func viewTwice(t *testing.T, log registry.State, reopen func() registry.State, check func(when string, v registry.View),
 ) registry.State {
 	t.Helper()
-	look(t, log, func(v registry.View) { check("committed", v) })
+	view(t, log, func(v registry.View) { check("committed", v) })
 	log = reopen()
-	look(t, log, func(v registry.View) { check("reopened", v) })
+	view(t, log, func(v registry.View) { check("reopened", v) })
 	return log
 }
 
@@ -101,9 +101,9 @@ func testRoundTrip(t *testing.T, open Open) {
 	log, reopen := open(t)
 	var written []registry.Record
 	for _, r := range oneOfEach(t) {
-		written = append(written, registry.Indexed(r, 0, at(t, log, puts(r))))
+		written = append(written, registry.Indexed(r, 0, mustCommit(t, log, putChange(r))))
 	}
-	lookEach(t, log, reopen, func(when string, v registry.View) {
+	viewTwice(t, log, reopen, func(when string, v registry.View) {
 		for _, want := range written {
 			k := want.Key()
 			if got := v.Get(k); !reflect.DeepEqual(got, want) {
@@ -147,23 +147,23 @@ func testIndexEntries(t *testing.T, open Open) {
 	unnamed := other
 	unnamed.External, unnamed.Created = "", false
 	for n, c := range []registry.Change{
-		puts(volume, other),
-		puts(renamed, unnamed),
-		puts(volume, renamed, other), // twice in one change
+		putChange(volume, other),
+		putChange(renamed, unnamed),
+		putChange(volume, renamed, other), // twice in one change
 		{Put: []registry.Record{gone}, Delete: []registry.Key{gone.Key(), other.Key()}},
-		puts(Record(t, registry.BucketInlineVolumes, 3), Record(t, registry.BucketRequests, 4)),
-		puts(Record(t, registry.BucketRequests, 4)),
+		putChange(Record(t, registry.BucketInlineVolumes, 3), Record(t, registry.BucketRequests, 4)),
+		putChange(Record(t, registry.BucketRequests, 4)),
 	} {
-		at(t, log, c)
-		look(t, log, func(v registry.View) { check(fmt.Sprint("change ", n), v) })
+		mustCommit(t, log, c)
+		view(t, log, func(v registry.View) { check(fmt.Sprint("change ", n), v) })
 	}
-	lookEach(t, log, reopen, check)
+	viewTwice(t, log, reopen, check)
 }
 
 // testUnstorable commits changes that no State can store. Nothing of them is written, and later commits succeed.
 func testUnstorable(t *testing.T, open Open) {
 	log, _ := open(t)
-	first := at(t, log, registry.Change{})
+	first := mustCommit(t, log, registry.Change{})
 	volume, ref := Record(t, registry.BucketVolumes, 1).(registry.Volume), Record(t, registry.BucketRefs, 2)
 	inline := Record(t, registry.BucketInlineVolumes, 3)
 	long := volume
@@ -173,30 +173,30 @@ func testUnstorable(t *testing.T, open Open) {
 		claim := registry.Claim{Volume: volume.VolumeKey(), Alloc: registry.AllocID(fmt.Sprint(i)), Request: "r"}
 		many.Put, many.Delete = append(many.Put, claim), append(many.Delete, claim.Key())
 	}
-	fits := puts(many.Put[:registry.Batch]...)
+	fits := putChange(many.Put[:registry.Batch]...)
 	for what, c := range map[string]registry.Change{
-		"mixed":               puts(volume, ref),
+		"mixed":               putChange(volume, ref),
 		"mixed by a deletion": {Put: []registry.Record{inline}, Delete: []registry.Key{volume.Key()}},
 		"unknown bucket":      {Delete: []registry.Key{{Bucket: "none", Path: "x"}}},
 		"empty path":          {Delete: []registry.Key{{Bucket: registry.BucketAllocs}}},
-		"long path":           puts(registry.Alloc{ID: registry.AllocID(strings.Repeat("x", 1<<15))}),
-		"long index entry":    puts(long),
-		"many shared records": puts(many.Put...),
+		"long path":           putChange(registry.Alloc{ID: registry.AllocID(strings.Repeat("x", 1<<15))}),
+		"long index entry":    putChange(long),
+		"many shared records": putChange(many.Put...),
 		"many deletions":      {Delete: many.Delete},
-		"many index entries":  puts(slices.Repeat([]registry.Record{volume}, registry.MaxShared/5+1)...),
+		"many index entries":  putChange(slices.Repeat([]registry.Record{volume}, registry.MaxShared/5+1)...),
 	} {
 		_, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) { return c, nil })
 		if !errors.Is(err, registry.ErrInternal) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	look(t, log, func(v registry.View) {
+	view(t, log, func(v registry.View) {
 		if v.Index() != first || v.Get(volume.Key()) != nil || v.Get(inline.Key()) != nil {
 			t.Errorf("something was written; index %d", v.Index())
 		}
 	})
-	at(t, log, puts(volume))
-	at(t, log, puts(inline, ref))
+	mustCommit(t, log, putChange(volume))
+	mustCommit(t, log, putChange(inline, ref))
 	var nodes registry.Change
 	for i := range 3 * registry.MaxShared { // of one node
 		nodes.Put = append(nodes.Put, registry.Alloc{ID: registry.AllocID(fmt.Sprint(i))})
@@ -222,15 +222,15 @@ func testUnstorable(t *testing.T, open Open) {
 
 func testIndexes(t *testing.T, open Open) {
 	log, reopen := open(t)
-	first := at(t, log, puts(registry.Alloc{ID: "a"}))
-	second := at(t, log, puts(registry.Alloc{ID: "b"}, registry.Alloc{ID: "c"}))
-	third := at(t, log, puts(registry.Alloc{ID: "a", Job: "changed", CreateIndex: 4711}))
+	first := mustCommit(t, log, putChange(registry.Alloc{ID: "a"}))
+	second := mustCommit(t, log, putChange(registry.Alloc{ID: "b"}, registry.Alloc{ID: "c"}))
+	third := mustCommit(t, log, putChange(registry.Alloc{ID: "a", Job: "changed", CreateIndex: 4711}))
 	if !(0 < first && first < second && second < third) {
 		t.Errorf("indexes %d, %d, %d do not increase", first, second, third)
 	}
 	log = reopen()
-	fourth := at(t, log, puts(registry.Alloc{ID: "d"}))
-	look(t, log, func(v registry.View) {
+	fourth := mustCommit(t, log, putChange(registry.Alloc{ID: "d"}))
+	view(t, log, func(v registry.View) {
 		for id, want := range map[registry.AllocID][2]registry.Seq{"a": {first, third}, "b": {second, second},
 			"c": {second, second}, "d": {fourth, fourth}} {
 			if a, _ := v.Alloc(id); a.CreateIndex != want[0] || a.ModifyIndex != want[1] {
@@ -251,12 +251,12 @@ func testAtomic(t *testing.T, open Open) {
 		for seed, b := range registry.Buckets {
 			if b.Shared() == shared {
 				gone := Record(t, b, seed+100)
-				at(t, log, puts(gone))
+				mustCommit(t, log, putChange(gone))
 				change.Put, change.Delete = append(change.Put, Record(t, b, seed+1)), append(change.Delete, gone.Key())
 			}
 		}
-		seq := at(t, log, change)
-		lookEach(t, log, reopen, func(when string, v registry.View) {
+		seq := mustCommit(t, log, change)
+		viewTwice(t, log, reopen, func(when string, v registry.View) {
 			for i, r := range change.Put {
 				if got, want := v.Get(r.Key()), registry.Indexed(r, 0, seq); !reflect.DeepEqual(got, want) {
 					t.Errorf("%s: %+v, want %+v", when, got, want)
@@ -282,19 +282,19 @@ func testDecisions(t *testing.T, open Open) {
 			if n := len(v.Allocs()); n != after {
 				t.Errorf("the decision about %s sees %d allocs, want %d", id, n, after)
 			}
-			return puts(registry.Alloc{ID: id}), nil
+			return putChange(registry.Alloc{ID: id}), nil
 		}
 	}
-	first := at(t, log, registry.Change{})
+	first := mustCommit(t, log, registry.Change{})
 	if seq, err := log.Commit(t.Context(), add("a", 0), add("b", 1)); err != nil || seq != first+2 {
 		t.Errorf("index %d, %v; want that of the last change", seq, err)
 	}
 	if _, err := log.Commit(t.Context(), add("c", 2),
-		func(registry.View) (registry.Change, error) { return puts(registry.Alloc{ID: "d"}), reason },
+		func(registry.View) (registry.Change, error) { return putChange(registry.Alloc{ID: "d"}), reason },
 		func(registry.View) (registry.Change, error) { panic("a decision after a refusal") }); err != reason {
 		t.Errorf("error %v is not the refusal", err)
 	}
-	look(t, log, func(v registry.View) {
+	view(t, log, func(v registry.View) {
 		if n := len(v.Allocs()); n != 3 || v.Index() != first+3 {
 			t.Errorf("%d allocs at index %d, want what was decided before the refusal", n, v.Index())
 		}
@@ -310,13 +310,15 @@ func testDecisions(t *testing.T, open Open) {
 func testEmptyChange(t *testing.T, open Open) {
 	log, _ := open(t)
 	applied := listen(log)
-	at(t, log, registry.Change{Put: []registry.Record{registry.Alloc{ID: "a"}}, Events: make([]registry.Event, 3)})
+	change := putChange(registry.Alloc{ID: "a"})
+	change.Events = make([]registry.Event, 3)
+	mustCommit(t, log, change)
 	var index registry.Seq
-	look(t, log, func(v registry.View) { index = v.Index() })
-	if seq := at(t, log, registry.Change{}); seq != index {
+	view(t, log, func(v registry.View) { index = v.Index() })
+	if seq := mustCommit(t, log, registry.Change{}); seq != index {
 		t.Errorf("an empty change returns %d, the index is %d", seq, index)
 	}
-	look(t, log, func(v registry.View) {
+	view(t, log, func(v registry.View) {
 		if v.Index() != index {
 			t.Errorf("an empty change moved the index from %d to %d", index, v.Index())
 		}
@@ -332,12 +334,12 @@ func testFinishedContext(t *testing.T, open Open) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(reason)
 	_, err := log.Commit(ctx, func(registry.View) (registry.Change, error) {
-		return puts(registry.Alloc{ID: "a"}), nil
+		return putChange(registry.Alloc{ID: "a"}), nil
 	})
 	if !errors.Is(err, reason) {
 		t.Errorf("commit under a finished context: %v", err)
 	}
-	look(t, log, func(v registry.View) {
+	view(t, log, func(v registry.View) {
 		if len(v.Allocs()) != 0 {
 			t.Error("it was written")
 		}
@@ -348,13 +350,13 @@ func testDeletes(t *testing.T, open Open) {
 	log, reopen := open(t)
 	var last registry.Seq
 	for _, r := range oneOfEach(t) {
-		at(t, log, puts(r))
-		last = at(t, log, registry.Change{Delete: []registry.Key{r.Key()}})
-		if again := at(t, log, registry.Change{Delete: []registry.Key{r.Key()}}); again < last {
+		mustCommit(t, log, putChange(r))
+		last = mustCommit(t, log, registry.Change{Delete: []registry.Key{r.Key()}})
+		if again := mustCommit(t, log, registry.Change{Delete: []registry.Key{r.Key()}}); again < last {
 			t.Errorf("a second deletion has index %d, after %d", again, last)
 		}
 	}
-	log = lookEach(t, log, reopen, func(when string, v registry.View) {
+	log = viewTwice(t, log, reopen, func(when string, v registry.View) {
 		for _, r := range oneOfEach(t) {
 			b := r.Key().Bucket
 			if v.Get(r.Key()) != nil || len(slices.Collect(v.Paths(b, ""))) != 0 {
@@ -366,8 +368,8 @@ func testDeletes(t *testing.T, open Open) {
 		}
 	})
 	// A record that is put again after its deletion is a new one.
-	seq := at(t, log, puts(registry.Alloc{ID: Filled[registry.Alloc](t, 3).ID}))
-	look(t, log, func(v registry.View) {
+	seq := mustCommit(t, log, putChange(registry.Alloc{ID: Filled[registry.Alloc](t, 3).ID}))
+	view(t, log, func(v registry.View) {
 		if all := v.Allocs(); len(all) != 1 || all[0].CreateIndex != seq {
 			t.Errorf("recreated record is %+v, want CreateIndex %d", all, seq)
 		}
@@ -377,11 +379,11 @@ func testDeletes(t *testing.T, open Open) {
 // testPaths: Paths returns the paths with exactly the prefix, in order, and stops when its caller does.
 func testPaths(t *testing.T, open Open) {
 	log, _ := open(t)
-	at(t, log, puts(registry.Alloc{ID: "b"}, registry.Alloc{ID: "a"}, registry.Alloc{ID: "ab"},
+	mustCommit(t, log, putChange(registry.Alloc{ID: "b"}, registry.Alloc{ID: "a"}, registry.Alloc{ID: "ab"},
 		registry.Alloc{ID: "aa"}))
 	path := func(id registry.AllocID) string { return registry.AllocRecord(id).Path }
 	two := path("aa")[:3] // of ids with two letters, the first of which is an a
-	look(t, log, func(v registry.View) {
+	view(t, log, func(v registry.View) {
 		for prefix, want := range map[string][]string{
 			"": {path("a"), path("b"), path("aa"), path("ab")}, two: {path("aa"), path("ab")},
 			path("b"): {path("b")}, path("c"): nil, path("abc"): nil, "\xff": nil,

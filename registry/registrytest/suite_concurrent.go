@@ -20,7 +20,7 @@ func testConcurrency(t *testing.T, open Open) {
 			for range each {
 				seq, err := log.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
 					counter, _ := v.Alloc("counter")
-					return puts(registry.Alloc{ID: "counter", Index: counter.Index + 1},
+					return putChange(registry.Alloc{ID: "counter", Index: counter.Index + 1},
 						registry.Alloc{ID: registry.AllocID(fmt.Sprint("writer-", w))}), nil
 				})
 				mu.Lock()
@@ -34,7 +34,7 @@ func testConcurrency(t *testing.T, open Open) {
 	}
 	wg.Wait()
 	log = reopen()
-	look(t, log, func(v registry.View) {
+	view(t, log, func(v registry.View) {
 		if counter, _ := v.Alloc("counter"); counter.Index != writers*each || len(v.Allocs()) != writers+1 {
 			t.Errorf("counted to %d of %d; %d records", counter.Index, writers*each, len(v.Allocs()))
 		}
@@ -43,11 +43,11 @@ func testConcurrency(t *testing.T, open Open) {
 
 func testIsolation(t *testing.T, open Open) {
 	log, _ := open(t)
-	before := at(t, log, puts(registry.Alloc{ID: "a", Job: "old"}))
+	before := mustCommit(t, log, putChange(registry.Alloc{ID: "a", Job: "old"}))
 	within(t, "a commit during a view", func() {
 		err := log.View(t.Context(), func(v registry.View) error {
 			if _, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) {
-				return puts(registry.Alloc{ID: "a", Job: "new"}, registry.Alloc{ID: "b"}), nil
+				return putChange(registry.Alloc{ID: "a", Job: "new"}, registry.Alloc{ID: "b"}), nil
 			}); err != nil {
 				return err
 			}
@@ -60,7 +60,7 @@ func testIsolation(t *testing.T, open Open) {
 			t.Error(err)
 		}
 	})
-	look(t, log, func(v registry.View) {
+	view(t, log, func(v registry.View) {
 		if a, _ := v.Alloc("a"); a.Job != "new" {
 			t.Errorf("the next view has %+v", a)
 		}
@@ -94,7 +94,8 @@ func testReaders(t *testing.T, open Open) {
 		})
 	}
 	for n := range 50 {
-		at(t, log, puts(registry.Alloc{ID: "a", Index: uint64(n)}, registry.Alloc{ID: "b", Index: uint64(n)}))
+		a, b := registry.Alloc{ID: "a", Index: uint64(n)}, registry.Alloc{ID: "b", Index: uint64(n)}
+		mustCommit(t, log, putChange(a, b))
 	}
 	close(stop)
 	readers.Wait()
@@ -107,10 +108,10 @@ func testNothingShared(t *testing.T, open Open) {
 	i := Filled[registry.Instance](t, 1)
 	want := i.Clone()
 	event := i.Clone()
-	at(t, log, registry.Change{Put: []registry.Record{i},
+	mustCommit(t, log, registry.Change{Put: []registry.Record{i},
 		Events: []registry.Event{{Kind: registry.EventRegistered, Instance: &event}}})
 	i.Options["x"], i.Fingerprint.Capabilities[0], event.Options["x"] = "changed", "changed", "changed"
-	look(t, log, func(v registry.View) {
+	view(t, log, func(v registry.View) {
 		if got, _ := v.Instance(i.InstanceKey); !got.Same(want) {
 			t.Errorf("the record changed: %+v, want %+v", got, want)
 		}

@@ -14,14 +14,14 @@ func testEvents(t *testing.T, open Open) {
 	log, reopen := open(t)
 	event := Filled[registry.Event](t, 1)
 	event.Snapshot = nil
-	first := at(t, log, registry.Change{Events: []registry.Event{event, {Kind: "b"}, {Kind: "c"}}})
-	second := at(t, log, puts(registry.Alloc{ID: "a"}))
-	third := at(t, log, registry.Change{Events: []registry.Event{{Kind: "d"}}})
+	first := mustCommit(t, log, registry.Change{Events: []registry.Event{event, {Kind: "b"}, {Kind: "c"}}})
+	second := mustCommit(t, log, putChange(registry.Alloc{ID: "a"}))
+	third := mustCommit(t, log, registry.Change{Events: []registry.Event{{Kind: "d"}}})
 	if second < first+3 || third <= second {
 		t.Errorf("commits at %d, %d, %d: three events need three numbers", first, second, third)
 	}
 	log = reopen()
-	look(t, log, func(v registry.View) {
+	view(t, log, func(v registry.View) {
 		all, floor := v.Events(0, 10)
 		var seqs []registry.Seq
 		for _, e := range all {
@@ -52,11 +52,11 @@ func testEventInstance(t *testing.T, open Open) {
 	i := Filled[registry.Instance](t, 1)
 	told := i.Clone()
 	other := Filled[registry.Instance](t, 2)
-	first := at(t, log, puts(i))
-	second := at(t, log, registry.Change{Put: []registry.Record{i}, Events: []registry.Event{
+	first := mustCommit(t, log, putChange(i))
+	second := mustCommit(t, log, registry.Change{Put: []registry.Record{i}, Events: []registry.Event{
 		{Kind: registry.EventUpdated, Instance: &told}, {Kind: registry.EventActivated, Instance: &other},
 	}})
-	look(t, log, func(v registry.View) {
+	view(t, log, func(v registry.View) {
 		stored, _ := v.Instance(i.InstanceKey)
 		events, _ := v.Events(0, 2)
 		if !reflect.DeepEqual(*events[0].Instance, stored) || stored.CreateIndex != first ||
@@ -78,10 +78,10 @@ func testPruning(t *testing.T, open Open) {
 		for i := range events {
 			events[i].Kind = registry.EventStaged
 		}
-		last = at(t, log, registry.Change{Events: events}) + each - 1
+		last = mustCommit(t, log, registry.Change{Events: events}) + each - 1
 	}
 	log = reopen()
-	look(t, log, func(v registry.View) {
+	view(t, log, func(v registry.View) {
 		kept, floor := v.Events(0, 2*registry.MaxEvents)
 		if len(kept) != registry.MaxEvents || kept[0].Seq != last-registry.MaxEvents+1 ||
 			kept[len(kept)-1].Seq != last {
@@ -156,7 +156,7 @@ func testApplied(t *testing.T, open Open) {
 		}
 		last = a.Last()
 	}
-	look(t, log, func(v registry.View) {
+	view(t, log, func(v registry.View) {
 		if v.Index() != last {
 			t.Errorf("index is %d, the last change ended at %d", v.Index(), last)
 		}
