@@ -156,36 +156,35 @@ var closers = map[hclsyntax.TokenType]hclsyntax.TokenType{
 
 // closeWith closes what was opened last. A token that closes something else is a fault.
 func (o *outline) closeWith(t hclsyntax.Token) {
-	last := len(o.open) - 1
-	if last < 0 {
-		o.fail(t.Range, "remove it, or add what it was meant to close", "this %q closes nothing", t.Bytes)
-		return
+	i, opening := -1, hclsyntax.Token{}
+	if last := len(o.open) - 1; last >= 0 {
+		i, opening = o.open[last], o.tokens[o.open[last]]
 	}
-	i := o.open[last]
-	opening := o.tokens[i]
 	switch {
-	case closers[opening.Type] == t.Type:
+	case i >= 0 && closers[opening.Type] == t.Type:
+		o.open = o.open[:len(o.open)-1]
+		if opening.Type == hclsyntax.TokenOBrace {
+			o.addBrace(i, t)
+		}
 	case opening.Type == hclsyntax.TokenOBrack || opening.Type == hclsyntax.TokenOParen:
 		o.neverClosed(t)
-		return
 	default:
 		o.fail(t.Range, "remove it, or add what it was meant to close", "this %q closes nothing", t.Bytes)
-		return
 	}
-	o.open = o.open[:last]
-	if opening.Type != hclsyntax.TokenOBrace {
-		return
-	}
-	word := o.wordBefore(i)
+}
+
+// addBrace adds the braces from the token i to the token closing.
+func (o *outline) addBrace(i int, closing hclsyntax.Token) {
+	opening, word := o.tokens[i], o.wordBefore(i)
 	if i > 0 && o.tokens[i-1].Type == hclsyntax.TokenEqual {
 		word = o.wordBefore(i - 1)
 	}
-	b := brace{string(word.Bytes), word.Range.Start.Byte, opening.Range.Start.Byte, t.Range.End.Byte}
+	b := brace{string(word.Bytes), word.Range.Start.Byte, opening.Range.Start.Byte, closing.Range.End.Byte}
 	o.braces = append(o.braces, b)
 	if i > 1 && o.tokens[i-1].Type == hclsyntax.TokenCQuote && string(o.tokens[i-2].Bytes) == secretsName {
 		o.secrets = append(o.secrets, span{b.open, b.close}) // dynamic "secrets" {
 	}
-	if o.suspect < 0 && o.leftOf(t, opening) {
+	if o.suspect < 0 && o.leftOf(closing, opening) {
 		o.suspect = i
 	}
 }
