@@ -10,9 +10,6 @@ import (
 	"holdfast/registry"
 )
 
-// VolumeEnv is the prefix of the name of the variable that tells a task where one of its volumes is.
-const VolumeEnv = "HOLDFAST_VOLUME_"
-
 // Published is a volume that a plugin has published for one request of an alloc.
 type Published struct {
 	Target registry.Tree
@@ -73,7 +70,7 @@ func taskMounts(task string, s GroupSpec, at map[registry.RequestName]Published,
 			place = m.Destination
 			plan = plan.And(mountPlan(m, from))
 		}
-		name := VolumeVariable(m.Volume)
+		name := volumeVariable(m.Volume)
 		switch other, taken := named[name]; {
 		case !taken:
 			named[name] = m.Volume
@@ -131,10 +128,10 @@ func mergeRules(rules []DeviceRule) []DeviceRule {
 	return out
 }
 
-// VolumeVariable returns the name of the variable that tells where the volume of a request is. It is VolumeEnv and the
+// volumeVariable returns the name of the variable that tells a task where the volume of a request is: a prefix and the
 // request's name in upper case, with '_' in place of characters that a variable's name may not contain.
-func VolumeVariable(name registry.RequestName) string {
-	return VolumeEnv + strings.Map(func(r rune) rune {
+func volumeVariable(name registry.RequestName) string {
+	return "HOLDFAST_VOLUME_" + strings.Map(func(r rune) rune {
 		switch {
 		case r >= 'a' && r <= 'z':
 			return r - 'a' + 'A'

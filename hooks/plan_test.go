@@ -196,25 +196,26 @@ func TestReadOnlyIsTheOr(t *testing.T) {
 		{false, false, false, registry.SingleNodeReaderOnly, true},
 		{false, false, false, registry.MultiNodeReaderOnly, true},
 	} {
-		plans, err := Mounts(GroupSpec{
-			Volumes: []VolumeRequest{{Name: "v", Usage: registry.Usage{ReadOnly: c.request}}},
-			Mounts:  map[string][]VolumeMount{"t": {{Volume: "v", Destination: "/v", ReadOnly: c.mount}}},
-		}, map[registry.RequestName]Published{"v": {Usage: registry.Usage{ReadOnly: c.published, Access: c.access}}},
-			map[string]bool{"t": true})
-		if err != nil || plans["t"].Binds[0].ReadOnly != c.want {
-			t.Errorf("%+v: %+v, %v", c, plans, err)
+		mount := func(mode registry.AttachmentMode) Plan {
+			plans, err := Mounts(GroupSpec{
+				Volumes: []VolumeRequest{{Name: "v", Usage: registry.Usage{ReadOnly: c.request}}},
+				Mounts:  map[string][]VolumeMount{"t": {{Volume: "v", Destination: "/v", ReadOnly: c.mount}}},
+			}, map[registry.RequestName]Published{"v": {
+				Usage:  registry.Usage{Attachment: mode, ReadOnly: c.published, Access: c.access},
+				Device: DeviceNumber{8, 1},
+			}}, map[string]bool{"t": true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return plans["t"]
 		}
-		plans, err = Mounts(GroupSpec{
-			Volumes: []VolumeRequest{{Name: "v", Usage: registry.Usage{ReadOnly: c.request}}},
-			Mounts:  map[string][]VolumeMount{"t": {{Volume: "v", Destination: "/dev/v", ReadOnly: c.mount}}},
-		}, map[registry.RequestName]Published{"v": {
-			Usage:  registry.Usage{Attachment: registry.BlockDevice, ReadOnly: c.published, Access: c.access},
-			Device: DeviceNumber{8, 1},
-		}}, map[string]bool{"t": true})
+		if p := mount(registry.FileSystem); p.Binds[0].ReadOnly != c.want {
+			t.Errorf("%+v: %+v", c, p)
+		}
 		want := map[bool]string{true: "r", false: "rw"}[c.want]
-		if p := plans["t"]; err != nil || len(p.Binds) != 0 || p.Devices[0].Access != want ||
+		if p := mount(registry.BlockDevice); len(p.Binds) != 0 || p.Devices[0].Access != want ||
 			p.Rules[0] != (DeviceRule{"b", 8, 1, want}) {
-			t.Errorf("block device %+v: %+v, %v", c, plans, err)
+			t.Errorf("block device %+v: %+v", c, p)
 		}
 	}
 }
