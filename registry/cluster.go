@@ -78,8 +78,8 @@ type Fencing struct {
 }
 
 // NodeRecord returns the key of a node's record, LeaseRecord that of its lease.
-func NodeRecord(n NodeName) Key  { return Key{BucketNodes, PathOf(n)} }
-func LeaseRecord(n NodeName) Key { return Key{BucketNodeLeases, PathOf(n)} }
+func NodeRecord(n NodeName) Key  { return Key{BucketNodes, pathOf(n)} }
+func LeaseRecord(n NodeName) Key { return Key{BucketNodeLeases, pathOf(n)} }
 
 // NodeState says what may be done on behalf of a node. Whether the node is alive is not part of it: see NodeLease.
 type NodeState string
@@ -195,7 +195,7 @@ func (f Formation) Check(expect int) error {
 		f.Cluster, f.Expect, expect, f.Expect)
 }
 
-func (f Formation) Key() Key { return Key{BucketFormations, PathOf(f.Cluster)} }
+func (f Formation) Key() Key { return Key{BucketFormations, pathOf(f.Cluster)} }
 
 // Formation returns the formation of the node's cluster, or the zero value if it is not known yet.
 func (v View) Formation() Formation {
@@ -235,7 +235,7 @@ type RemoteCall struct {
 func (c RemoteCall) ExecutedBy() ExecutorKey { return ExecutorKey{c.Plugin, c.To} }
 
 // RemoteCallRecord returns the key of a RemoteCall.
-func RemoteCallRecord(id OperationID) Key { return Key{BucketRemoteCalls, PathOf(id)} }
+func RemoteCallRecord(id OperationID) Key { return Key{BucketRemoteCalls, pathOf(id)} }
 
 func (c RemoteCall) Key() Key { return RemoteCallRecord(c.ID) }
 
@@ -245,7 +245,7 @@ func (v View) RemoteCall(id OperationID) (RemoteCall, bool) {
 }
 
 // ExecutorRecord returns the key of a plugin's executor.
-func ExecutorRecord(p PluginID) Key { return Key{BucketExecutors, PathOf(p)} }
+func ExecutorRecord(p PluginID) Key { return Key{BucketExecutors, pathOf(p)} }
 
 func (e Executor) Key() Key { return ExecutorRecord(e.Plugin) }
 

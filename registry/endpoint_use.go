@@ -21,7 +21,7 @@ type EndpointUse struct {
 // Key returns the key of the record.
 func (u EndpointUse) Key() Key {
 	return Key{BucketEndpointUses,
-		PathOf(u.Volume.Plugin, string(u.Volume.External), string(u.Node), string(u.Call), u.Target)}
+		pathOf(u.Volume.Plugin, string(u.Volume.External), string(u.Node), string(u.Call), u.Target)}
 }
 
 func (u EndpointUse) String() string {

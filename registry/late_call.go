@@ -28,7 +28,7 @@ type LateCall struct {
 }
 
 func (l LateCall) Key() Key {
-	return Key{BucketLateCalls, PathOf(l.Plugin, l.For, string(l.Node), string(l.RPC), l.Hash)}
+	return Key{BucketLateCalls, pathOf(l.Plugin, l.For, string(l.Node), string(l.RPC), l.Hash)}
 }
 
 // lateNode returns the node in the path of a LateCall.
@@ -60,12 +60,12 @@ func (v View) LateCallOf(open Intent) LateCall {
 
 // LateCalls lists the late calls of a plugin that a node has begun. It decodes no others.
 func (v View) LateCalls(p PluginID, n NodeName) []LateCall {
-	return list[LateCall](v, BucketLateCalls, PathOf(p), func(path string) bool { return lateNode(path) == n })
+	return list[LateCall](v, BucketLateCalls, pathOf(p), func(path string) bool { return lateNode(path) == n })
 }
 
 // PastLateCalls lists the keys of late calls that do not count any more.
 func (v View) PastLateCalls(e Executor) (keys []Key) {
-	for path := range v.Paths(BucketLateCalls, PathOf(e.Plugin)) {
+	for path := range v.Paths(BucketLateCalls, pathOf(e.Plugin)) {
 		if !slices.Contains(e.Former, lateNode(path)) {
 			keys = append(keys, Key{BucketLateCalls, path})
 		}
@@ -148,7 +148,7 @@ func (v View) activeLateCalls(e Executor) iter.Seq[LateCall] {
 			return
 		}
 		aside := v.Aside()
-		for path := range aside.Paths(BucketLateCalls, PathOf(e.Plugin)) {
+		for path := range aside.Paths(BucketLateCalls, pathOf(e.Plugin)) {
 			if !slices.Contains(e.Former, lateNode(path)) {
 				continue
 			}
@@ -199,7 +199,7 @@ func (v View) lateChange(e Executor, call LateCall, senders []NodeName, except N
 	if len(e.Former) == 0 || len(senders) == 0 {
 		return change
 	}
-	for _, late := range list[LateCall](v, BucketLateCalls, PathOf(call.Plugin, call.For), nil) {
+	for _, late := range list[LateCall](v, BucketLateCalls, pathOf(call.Plugin, call.For), nil) {
 		if late.Same(call) && late.Failed != call.Failed { // such as a refused deletion that has succeeded since
 			late.Failed = call.Failed
 			change.Put = append(change.Put, late)

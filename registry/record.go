@@ -135,7 +135,7 @@ const RequestsByIndex Bucket = "requests_by_index"
 // namePrefix returns the prefix in volumesByName. It truncates a name that is longer than CSI allows ("Size Limits"),
 // so readers compare the whole name.
 func namePrefix(plugin PluginID, name string) string {
-	return PathOf(plugin, name[:min(len(name), MaxID)])
+	return pathOf(plugin, name[:min(len(name), MaxID)])
 }
 
 // Buckets lists the buckets of records.
@@ -292,8 +292,8 @@ func (c Change) shared() (n int, last Bucket) {
 	return n, last
 }
 
-// PathOf encodes ids into a key's path, each prefixed by its length as two big-endian bytes.
-func PathOf[T ~string](first T, rest ...string) string {
+// pathOf encodes ids into a key's path, each prefixed by its length as two big-endian bytes.
+func pathOf[T ~string](first T, rest ...string) string {
 	path := appendPart(nil, string(first))
 	for _, part := range rest {
 		path = appendPart(path, part)
@@ -305,7 +305,7 @@ func appendPart(path []byte, part string) []byte {
 	return append(append(path, byte(len(part)>>8), byte(len(part))), part...)
 }
 
-// partsOf decodes a path made by PathOf. It returns nil for any other path.
+// partsOf decodes a path made by pathOf. It returns nil for any other path.
 func partsOf(path string) (parts []string) {
 	for path != "" {
 		if len(path) < 2 || len(path) < 2+int(path[0])<<8+int(path[1]) {
@@ -323,21 +323,21 @@ func NumberPath(n Seq) string { return string(binary.BigEndian.AppendUint64(nil,
 // The keys of records. A Volume, a VolumeSnapshot and an Intent choose one of two buckets.
 
 func (k InstanceKey) Key() Key {
-	return Key{BucketInstances, PathOf(k.Role, string(k.Plugin), string(k.Alloc), string(k.Task))}
+	return Key{BucketInstances, pathOf(k.Role, string(k.Plugin), string(k.Alloc), string(k.Task))}
 }
-func (k TaskKey) Key() Key    { return Key{BucketTasks, PathOf(k.Alloc, string(k.Task))} }
-func (n VolumeName) Key() Key { return Key{BucketVolumes, PathOf(n.Namespace, string(n.ID))} }
+func (k TaskKey) Key() Key    { return Key{BucketTasks, pathOf(k.Alloc, string(k.Task))} }
+func (n VolumeName) Key() Key { return Key{BucketVolumes, pathOf(n.Namespace, string(n.ID))} }
 
 // Key returns the key of the attachment's record.
 func (k AttachmentKey) Key() Key {
-	return Key{BucketAttachments, PathOf(k.Volume.Plugin, string(k.Volume.External), string(k.Node))}
+	return Key{BucketAttachments, pathOf(k.Volume.Plugin, string(k.Volume.External), string(k.Node))}
 }
 
 // ClaimRecord and RefRecord return the keys of the two records that a claim key names.
 func (k ClaimKey) ClaimRecord() Key { return Key{BucketClaims, k.path()} }
 func (k ClaimKey) RefRecord() Key   { return Key{BucketRefs, k.path()} }
 func (k ClaimKey) path() string {
-	return PathOf(k.Volume.Plugin, string(k.Volume.External), string(k.Alloc), string(k.Request))
+	return pathOf(k.Volume.Plugin, string(k.Volume.External), string(k.Alloc), string(k.Request))
 }
 
 // StagingRecord, IntentRecord and NodeIntentRecord return the keys of a volume's records. A volume has at most one of
@@ -345,11 +345,11 @@ func (k ClaimKey) path() string {
 func (k VolumeKey) StagingRecord() Key    { return Key{BucketStagings, k.path()} }
 func (k VolumeKey) IntentRecord() Key     { return Key{BucketIntents, k.path()} }
 func (k VolumeKey) NodeIntentRecord() Key { return Key{BucketNodeIntents, k.path()} }
-func (k VolumeKey) path() string          { return PathOf(k.Plugin, string(k.External)) }
+func (k VolumeKey) path() string          { return pathOf(k.Plugin, string(k.External)) }
 
 // AllocRecord and OperationRecord return the keys of records that one id names.
-func AllocRecord(id AllocID) Key         { return Key{BucketAllocs, PathOf(id)} }
-func OperationRecord(id OperationID) Key { return Key{BucketRequests, PathOf(id)} }
+func AllocRecord(id AllocID) Key         { return Key{BucketAllocs, pathOf(id)} }
+func OperationRecord(id OperationID) Key { return Key{BucketRequests, pathOf(id)} }
 
 func (a Alloc) Key() Key      { return AllocRecord(a.ID) }
 func (c Claim) Key() Key      { return c.ClaimKey().ClaimRecord() }
@@ -373,7 +373,7 @@ type Copy struct {
 }
 
 // CopyRecord returns the key of the Copy of a cluster.
-func CopyRecord(cluster string) Key { return Key{BucketCopies, PathOf(cluster)} }
+func CopyRecord(cluster string) Key { return Key{BucketCopies, pathOf(cluster)} }
 
 func (c Copy) Key() Key { return CopyRecord(c.Cluster) }
 

@@ -21,7 +21,7 @@ type SnapshotName struct {
 func (n SnapshotName) String() string { return string(n.Namespace) + "/" + string(n.ID) }
 
 // Key returns the key of the snapshot's record.
-func (n SnapshotName) Key() Key { return Key{BucketSnapshots, PathOf(n.Namespace, string(n.ID))} }
+func (n SnapshotName) Key() Key { return Key{BucketSnapshots, pathOf(n.Namespace, string(n.ID))} }
 
 // GroupKey returns the key of the record of the group snapshot of that name.
 func (n SnapshotName) GroupKey() Key { return Key{BucketGroupSnapshots, n.Key().Path} }

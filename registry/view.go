@@ -55,7 +55,7 @@ func (v View) Instance(k InstanceKey) (Instance, bool) { return one[Instance](v,
 
 // members returns the instances of one role of a plugin, newest first.
 func (v View) members(role Role, id PluginID) (members []*Instance) {
-	for _, i := range list[Instance](v, BucketInstances, PathOf(role, string(id)), nil) {
+	for _, i := range list[Instance](v, BucketInstances, pathOf(role, string(id)), nil) {
 		members = append(members, &i)
 	}
 	slices.SortFunc(members, compareRank)
@@ -154,15 +154,15 @@ func (v View) AllClaims() []Claim         { return list[Claim](v, BucketClaims, 
 
 // ClaimsAt returns the claims of a plugin's volumes. AttachmentsAt and StagingsAt do the same for other records.
 func (v View) ClaimsAt(id PluginID) []Claim {
-	return list[Claim](v, BucketClaims, PathOf(id), nil)
+	return list[Claim](v, BucketClaims, pathOf(id), nil)
 }
 
 func (v View) AttachmentsAt(id PluginID) []Attachment {
-	return list[Attachment](v, BucketAttachments, PathOf(id), nil)
+	return list[Attachment](v, BucketAttachments, pathOf(id), nil)
 }
 
 func (v View) StagingsAt(id PluginID) []Staging {
-	return list[Staging](v, BucketStagings, PathOf(id), nil)
+	return list[Staging](v, BucketStagings, pathOf(id), nil)
 }
 
 // ClaimsOf returns the claims of an alloc.
@@ -235,7 +235,7 @@ func (v View) SnapshotRecords() []VolumeSnapshot {
 
 // EndpointUsesAt returns how clients of CSI endpoints use volumes of a plugin.
 func (v View) EndpointUsesAt(id PluginID) []EndpointUse {
-	return list[EndpointUse](v, BucketEndpointUses, PathOf(id), nil)
+	return list[EndpointUse](v, BucketEndpointUses, pathOf(id), nil)
 }
 
 // AllEndpointUses returns the uses of all volumes.

@@ -73,6 +73,7 @@ func TestEveryFieldCrosses(t *testing.T) {
 	crosses(t, JobProto, sure(Job), nil)
 	crosses(t, InstanceProto, sure(Instance), nil)
 	crosses(t, InfeasibleProto, sure(Infeasible), nil)
+	crosses(t, NodeFeasibleProto, sure(NodeFeasible), nil)
 	crosses(t, ForceProto, sure(Force), nil)
 	crosses(t, ReleaseStepProto, sure(ReleaseStep), nil)
 	crosses(t, EventProto, sure(Event), func(e *registry.Event) { e.Kind = registry.EventResync }) // for its snapshot
