@@ -66,7 +66,8 @@ func (d *decoder) expand(s *hclsyntax.Block, ctx *hcl.EvalContext) []block {
 	}
 	d.checkNames(block{kind: "dynamic", body: s.Body, ctx: ctx, head: s.DefRange()}, dynamicStanza)
 	all, ok := d.value(each.Expr, ctx)
-	if all, _ = all.Unmark(); !ok || !all.IsKnown() {
+	all, _ = all.Unmark()
+	if !ok || !all.IsKnown() {
 		return nil
 	}
 	if all.IsNull() || !all.CanIterateElements() {

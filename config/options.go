@@ -38,7 +38,8 @@ func (d *decoder) mountOptions(b block, u *registry.Usage) {
 	if len(u.FSType) > 128 || strings.ContainsFunc(u.FSType, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
 		d.errorf(at.at("fs_type"), `use the name of a file system, as in "ext4"`, "fs_type %q is not a name", u.FSType)
 	}
-	if u.MountFlags = at.flags("mount_flags"); len(u.MountFlags) > maxMap {
+	u.MountFlags = at.flags("mount_flags")
+	if len(u.MountFlags) > maxMap {
 		d.errorf(at.at("mount_flags"), "use fewer", "mount_flags has %d bytes; CSI allows %d", len(u.MountFlags),
 			maxMap)
 	}
@@ -53,7 +54,8 @@ func (d *decoder) mountOptions(b block, u *registry.Usage) {
 // ownership reads owner, group and mode.
 func (d *decoder) ownership(at *fields, mountGroup string) (o registry.Ownership) {
 	o.Owner, o.Group = at.number("owner"), at.number("group")
-	if o.Mode = at.text("mode"); o.Mode != "" && !octalMode.MatchString(o.Mode) {
+	o.Mode = at.text("mode")
+	if o.Mode != "" && !octalMode.MatchString(o.Mode) {
 		d.errorf(at.at("mode"), `write it in octal, as in "0770"`, "mode %q is not a file mode", o.Mode)
 	}
 	if o.Group != "" && mountGroup != "" {

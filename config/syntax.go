@@ -88,7 +88,8 @@ func (d *decoder) syntax(found hcl.Diagnostics) {
 		if h.Severity != hcl.DiagError || h.Subject == nil || slices.Contains(lines, h.Subject.Start.Line) {
 			continue
 		}
-		if lines = append(lines, h.Subject.Start.Line); len(lines) <= maxSyntax {
+		lines = append(lines, h.Subject.Start.Line)
+		if len(lines) <= maxSyntax {
 			d.reportHCL(hcl.Diagnostics{h})
 		}
 	}

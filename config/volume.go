@@ -94,7 +94,8 @@ func (f *file) volume() *registry.VolumeSpec {
 		Context:   at.stringMap("context"),
 	}
 	at.contentOf(spec)
-	if spec.Name = string(spec.ID); at.has("name") {
+	spec.Name = string(spec.ID)
+	if at.has("name") {
 		spec.Name = parsed(at, "name", registry.ParseCreateName)
 	}
 	spec.Capabilities = f.capabilities(at)

@@ -53,7 +53,8 @@ func (e Expansion) WithError(err *CallError) Expansion {
 
 // WithoutPending returns e without the expansion pending on the node.
 func (e Expansion) WithoutPending() Expansion {
-	if e.Node = (CapacityRange{}); e.RPC == NodeExpandRPC {
+	e.Node = CapacityRange{}
+	if e.RPC == NodeExpandRPC {
 		e.RPC, e.Code, e.Detail = "", "", ""
 	}
 	return e

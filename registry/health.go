@@ -62,21 +62,23 @@ func (h VolumeHealth) Abnormal() bool { return h.Controller.Abnormal || h.Node.A
 func ConditionChange(
 	recorded, reported Condition, e Event, abnormal, normal EventKind,
 ) (next Condition, events []Event, changed bool) {
-	if next = reported; !next.Abnormal {
-		next = Condition{}
+	if reported.Abnormal {
+		next = reported
 	}
-	if next.Since = recorded.Since; recorded == next {
+	next.Since = recorded.Since
+	if next == recorded {
 		return recorded, nil, false
 	}
-	e.Kind, e.Detail = abnormal, next.Text()
 	switch {
 	case !next.Abnormal:
-		next.Since, e.Kind = time.Time{}, normal
+		e.Kind, e.Detail = normal, ""
+		return Condition{}, []Event{e}, true
 	case !recorded.Abnormal:
 		next.Since = e.At
 	case recorded.Reason == next.Reason:
 		return next, nil, true
 	}
+	e.Kind, e.Detail = abnormal, next.Text()
 	return next, []Event{e}, true
 }
 

@@ -206,9 +206,10 @@ func (v View) lateChange(e Executor, call LateCall, senders []NodeName, except N
 		}
 	}
 	for _, n := range senders {
-		if call.Node = n; n == except || !slices.Contains(e.Former, n) {
+		if n == except || !slices.Contains(e.Former, n) {
 			continue
 		}
+		call.Node = n
 		if n == e.Holder || v.Get(call.Key()) == nil { // the holder may have sent it again since
 			change.Put = append(change.Put, call)
 		}

@@ -113,7 +113,8 @@ func (c Change) Parts() (parts []Change) {
 	shared, rest := c.Split()
 	size := 0
 	add := func(key Key, more Change) {
-		if size += key.operations(); len(parts) == 0 || size > MaxShared {
+		size += key.operations()
+		if len(parts) == 0 || size > MaxShared {
 			parts, size = append(parts, Change{}), key.operations()
 		}
 		parts[len(parts)-1] = parts[len(parts)-1].And(more)

@@ -93,19 +93,19 @@ func (v View) AllocsWhere(pass func(Alloc) bool) []Alloc {
 // is not inline.
 func (v View) Volume(n VolumeName) (Volume, bool) { return v.volumeAt(n.Key().Path) }
 
-func (v View) volumeAt(path string) (volume Volume, found bool) {
-	if volume, found = one[Volume](v, Key{BucketVolumes, path}); found {
+func (v View) volumeAt(path string) (Volume, bool) {
+	if volume, found := one[Volume](v, Key{BucketVolumes, path}); found {
 		return volume, true
 	}
 	return one[Volume](v, Key{BucketInlineVolumes, path})
 }
 
 // VolumeByKey returns the volume with the key. If several volumes have it, it returns the first by name.
-func (v View) VolumeByKey(k VolumeKey) (volume Volume, found bool) {
+func (v View) VolumeByKey(k VolumeKey) (Volume, bool) {
 	for volume := range v.volumesIn(volumesByKey, k.path()) {
 		return volume, true
 	}
-	return volume, false
+	return Volume{}, false
 }
 
 // VolumesNamed returns the volumes that were created under a name at a plugin's controller (Volume.CreatedAs). It reads

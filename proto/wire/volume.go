@@ -93,7 +93,8 @@ func Volume(m *pb.Volume) registry.VolumeStatus {
 		Modification: modification(m.GetModification()),
 		Owned:        ownership(m.GetOwned()),
 	}, Waiting: each(m.GetWaiting(), wait)}
-	if out.Attachments = each(m.GetAttachments(), attachment); len(out.Attachments) == 0 && m.GetAttach() != "" {
+	out.Attachments = each(m.GetAttachments(), attachment)
+	if len(out.Attachments) == 0 && m.GetAttach() != "" { // of an earlier release, which sends one
 		out.Attachments = []registry.Attachment{{State: registry.Mark(m.GetAttach()),
 			NodeID: registry.NodeID(m.GetAttachedNodeId())}}
 	}

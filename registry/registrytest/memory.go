@@ -131,15 +131,16 @@ func (l *Log) Commit(ctx context.Context, decisions ...registry.Decision) (regis
 	var at registry.Seq
 	var refused error
 	for _, decide := range decisions {
-		var change registry.Change
-		if change, refused = decide(registry.View{Reader: after}); refused == nil {
-			refused = change.Check()
+		change, err := decide(registry.View{Reader: after})
+		if err == nil {
+			err = change.Check()
 		}
-		if refused != nil {
-			at = 0
+		if err != nil {
+			at, refused = 0, err
 			break
 		}
-		if at = after.index; !change.Empty() {
+		at = after.index
+		if !change.Empty() {
 			for i := range change.Events {
 				change.Events[i].At = cmp.Or(change.Events[i].At, l.now())
 			}
