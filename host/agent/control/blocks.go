@@ -28,8 +28,8 @@ var errNoBlocks = errors.New("the plugin has sent no blocks yet (see holdfast pl
 // streamBlocks sends the blocks of a snapshot, one part per line. The time limit of the request covers only the first
 // part.
 func (s *Server) streamBlocks(w http.ResponseWriter, r *http.Request) {
-	q := host.BlockQuery{Snapshot: snapshotName(r), Base: host.SnapshotID(r.URL.Query().Get("base"))}
-	if text := r.URL.Query().Get("offset"); text != "" {
+	q := host.BlockQuery{Snapshot: snapshotName(r), Base: host.SnapshotID(query(r, "base"))}
+	if text := query(r, "offset"); text != "" {
 		var err error
 		if q.Offset, err = strconv.ParseInt(text, 10, 64); err != nil {
 			writeError(w, registry.Invalid("offset: %q is not a number of bytes", text))

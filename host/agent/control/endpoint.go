@@ -148,14 +148,14 @@ func (c *notifyingConn) Close() error {
 }
 
 func (s *Server) getEndpointUses(r *http.Request) (any, error) {
-	uses, _, err := s.host.EndpointUses(r.Context(), host.EndpointQuery{Plugin: host.PluginID(r.PathValue("id"))})
+	uses, _, err := s.host.EndpointUses(r.Context(), host.EndpointQuery{Plugin: pluginID(r)})
 	return append([]host.EndpointUse{}, uses...), err
 }
 
 // deleteEndpointUses removes the records of the uses of one volume. The query has the volume's external ID.
 func (s *Server) deleteEndpointUses(r *http.Request) (any, error) {
-	return nil, s.host.ForgetEndpointUses(r.Context(), host.PluginID(r.PathValue("id")),
-		host.ExternalID(r.URL.Query().Get("volume")), forceOf(r))
+	return nil, s.host.ForgetEndpointUses(r.Context(), pluginID(r),
+		host.ExternalID(query(r, "volume")), forceOf(r))
 }
 
 // EndpointUses lists how clients of CSI endpoints use volumes of a plugin.

@@ -38,7 +38,7 @@ func operatorOf(r *http.Request) string {
 
 // forceOf returns the options of a request by force.
 func forceOf(r *http.Request) host.Force {
-	return host.Force{By: operatorOf(r), Confirm: r.URL.Query().Get("confirm"), DryRun: isTrue(r, "dry_run")}
+	return host.Force{By: operatorOf(r), Confirm: query(r, "confirm"), DryRun: isTrue(r, "dry_run")}
 }
 
 // postForceRelease releases an alloc by force. The agent may have lost its record.
@@ -60,7 +60,7 @@ func (s *Server) postForceRelease(r *http.Request) (any, error) {
 func (s *Server) postDetach(r *http.Request) (any, error) {
 	name := volumeName(r)
 	steps, err := callWithin(s, r, "volume "+name.String(), func(ctx context.Context) ([]host.ReleaseStep, error) {
-		return s.host.DetachVolume(ctx, name, r.URL.Query().Get("node"), forceOf(r))
+		return s.host.DetachVolume(ctx, name, query(r, "node"), forceOf(r))
 	})
 	return append([]host.ReleaseStep{}, steps...), s.withEngines(name, err)
 }

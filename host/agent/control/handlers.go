@@ -168,13 +168,13 @@ func (s *Server) getAlloc(r *http.Request) (any, error) {
 
 // getVolumes lists the volumes with a record or, with ?at=PLUGIN, those that the plugin has.
 func (s *Server) getVolumes(r *http.Request) (any, error) {
-	if id := host.PluginID(r.URL.Query().Get("at")); id != "" {
+	if id := host.PluginID(query(r, "at")); id != "" {
 		list, err := askPlugin(s, r, id, func(ctx context.Context) ([]host.PluginVolume, error) {
 			return s.host.VolumesAtPlugin(ctx, id)
 		})
 		return append([]host.PluginVolume{}, list...), err
 	}
-	list, _, err := s.host.Volumes(r.Context(), host.VolumeQuery{Plugin: host.PluginID(r.URL.Query().Get("plugin"))})
+	list, _, err := s.host.Volumes(r.Context(), host.VolumeQuery{Plugin: host.PluginID(query(r, "plugin"))})
 	out, e := []Volume{}, s.explainer()
 	for _, v := range list {
 		out = append(out, e.volumeView(v))
@@ -208,7 +208,7 @@ func (s *Server) getVolume(r *http.Request) (any, error) {
 
 // namespaceOf returns the namespace of the object that a request names.
 func namespaceOf(r *http.Request) registry.Namespace {
-	return cmp.Or(registry.Namespace(r.URL.Query().Get("namespace")), registry.DefaultNamespace)
+	return cmp.Or(registry.Namespace(query(r, "namespace")), registry.DefaultNamespace)
 }
 
 func volumeName(r *http.Request) host.VolumeName {
@@ -232,7 +232,7 @@ func (s *Server) postVolume(do func(context.Context, host.VolumeSpec) (host.Volu
 		if err != nil {
 			return nil, err
 		}
-		if node := r.URL.Query().Get("node"); node != "" {
+		if node := query(r, "node"); node != "" {
 			spec.Node = registry.NodeName(node)
 		}
 		st, err := callPlugin(s, r, target{spec.VolumeName(), spec.Plugin, spec.Node},

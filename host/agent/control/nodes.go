@@ -30,13 +30,15 @@ type ClaimExplanation struct {
 	Stale    string        `json:"stale,omitempty"`
 }
 
+func nodeName(r *http.Request) host.NodeName { return host.NodeName(r.PathValue("id")) }
+
 func (s *Server) getNodes(r *http.Request) (any, error) {
 	list, _, err := s.host.Nodes(r.Context(), host.NodeQuery{})
 	return append([]host.NodeStatus{}, list...), err
 }
 
 func (s *Server) getNode(r *http.Request) (any, error) {
-	name := host.NodeName(r.PathValue("id"))
+	name := nodeName(r)
 	list, _, err := s.host.Nodes(r.Context(), host.NodeQuery{Node: name})
 	if err == nil && len(list) == 0 {
 		err = registry.Errorf(registry.ErrNotFound, "node %q not found (see holdfast node list)", name)
@@ -48,25 +50,23 @@ func (s *Server) getNode(r *http.Request) (any, error) {
 }
 
 func (s *Server) postDrain(r *http.Request) (any, error) {
-	q := r.URL.Query()
-	o := host.DrainOptions{By: operatorOf(r), Reason: q.Get("reason"), End: isTrue(r, "end")}
-	if limit, err := time.ParseDuration(cmp.Or(q.Get("deadline"), "0")); err != nil {
+	o := host.DrainOptions{By: operatorOf(r), Reason: query(r, "reason"), End: isTrue(r, "end")}
+	if limit, err := time.ParseDuration(cmp.Or(query(r, "deadline"), "0")); err != nil {
 		return nil, registry.Invalid("deadline: %w", err)
 	} else if limit > 0 {
 		o.Deadline = time.Now().Add(limit)
 	}
-	return s.host.DrainNode(r.Context(), host.NodeName(r.PathValue("id")), o)
+	return s.host.DrainNode(r.Context(), nodeName(r), o)
 }
 
 func (s *Server) postOutOfService(r *http.Request) (any, error) {
-	q := r.URL.Query()
-	return s.host.NodeOutOfService(r.Context(), host.NodeName(r.PathValue("id")), host.OutOfServiceOptions{
-		By: operatorOf(r), Reason: q.Get("reason"), Confirm: host.NodeName(q.Get("confirm"))})
+	return s.host.NodeOutOfService(r.Context(), nodeName(r), host.OutOfServiceOptions{
+		By: operatorOf(r), Reason: query(r, "reason"), Confirm: host.NodeName(query(r, "confirm"))})
 }
 
 func (s *Server) postForgetNode(r *http.Request) (any, error) {
-	return struct{}{}, s.host.ForgetNode(r.Context(), host.NodeName(r.PathValue("id")), host.ForgetOptions{
-		By: operatorOf(r), Reason: r.URL.Query().Get("reason")})
+	return struct{}{}, s.host.ForgetNode(r.Context(), nodeName(r), host.ForgetOptions{
+		By: operatorOf(r), Reason: query(r, "reason")})
 }
 
 func (s *Server) getClaims(r *http.Request) (any, error) {

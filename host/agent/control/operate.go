@@ -39,7 +39,7 @@ func (s *Server) postRestart(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.agent.RestartAlloc(r.Context(), rec.ID, host.TaskName(r.URL.Query().Get("task")), s.host,
+	return s.agent.RestartAlloc(r.Context(), rec.ID, host.TaskName(query(r, "task")), s.host,
 		isTrue(r, "force"))
 }
 

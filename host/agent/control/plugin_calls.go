@@ -183,9 +183,9 @@ func limited[T any](
 
 // timeLimit returns the time limit of the request; 0: none.
 func timeLimit(r *http.Request) (time.Duration, error) {
-	wait, err := time.ParseDuration(cmp.Or(r.URL.Query().Get("wait"), "0s"))
+	wait, err := time.ParseDuration(cmp.Or(query(r, "wait"), "0s"))
 	if err != nil || wait < 0 {
-		return 0, registry.Invalid("wait: %q is not a duration", r.URL.Query().Get("wait"))
+		return 0, registry.Invalid("wait: %q is not a duration", query(r, "wait"))
 	}
 	return wait, nil
 }

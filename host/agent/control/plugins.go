@@ -195,7 +195,7 @@ func (s *Server) getPlugins(r *http.Request) (any, error) {
 }
 
 func (s *Server) getPlugin(r *http.Request) (any, error) {
-	return s.knownPlugin(r.Context(), host.PluginID(r.PathValue("id")))
+	return s.knownPlugin(r.Context(), pluginID(r))
 }
 
 // knownPlugin returns a plugin. It returns ErrNotFound if no task and no running job has the plugin.

@@ -109,7 +109,7 @@ func (p *Plugin) Rolling() bool {
 
 // postRoll replaces the allocs of a plugin. It answers once the rolls are recorded.
 func (s *Server) postRoll(r *http.Request) (any, error) {
-	id := host.PluginID(r.PathValue("id"))
+	id := pluginID(r)
 	_, err := s.agent.RollPlugin(r.Context(), id, s.host,
 		agent.RollOptions{Drain: isTrue(r, "drain"), Force: isTrue(r, "force")})
 	if err != nil {

@@ -316,12 +316,12 @@ func (s *Server) streamLogs(w http.ResponseWriter, r *http.Request) {
 		writeError(w, err)
 		return
 	}
-	tail, err := strconv.Atoi(cmp.Or(r.URL.Query().Get("tail"), "0"))
+	tail, err := strconv.Atoi(cmp.Or(query(r, "tail"), "0"))
 	if err != nil || tail < 0 {
-		writeError(w, registry.Invalid("tail: %q is not a number of lines", r.URL.Query().Get("tail")))
+		writeError(w, registry.Invalid("tail: %q is not a number of lines", query(r, "tail")))
 		return
 	}
-	stream, task := taskdriver.Stream(r.URL.Query().Get("stream")), host.TaskName(r.PathValue("task"))
+	stream, task := taskdriver.Stream(query(r, "stream")), host.TaskName(r.PathValue("task"))
 	o := agent.LogOptions{Stream: cmp.Or(stream, taskdriver.Stdout), Follow: isTrue(r, "follow"), Tail: tail}
 	w.Header().Set("Content-Type", "application/octet-stream")
 	out := &flushWriter{ResponseWriter: w}
@@ -336,12 +336,16 @@ func (s *Server) streamLogs(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func isTrue(r *http.Request, name string) bool { return r.URL.Query().Get(name) == "true" }
+func query(r *http.Request, name string) string { return r.URL.Query().Get(name) }
+
+func isTrue(r *http.Request, name string) bool { return query(r, name) == "true" }
+
+func pluginID(r *http.Request) host.PluginID { return host.PluginID(r.PathValue("id")) }
 
 func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request) {
-	after, err := strconv.ParseUint(cmp.Or(r.URL.Query().Get("after"), "0"), 10, 64)
+	after, err := strconv.ParseUint(cmp.Or(query(r, "after"), "0"), 10, 64)
 	if err != nil {
-		writeError(w, registry.Invalid("after: %q is not the number of an event", r.URL.Query().Get("after")))
+		writeError(w, registry.Invalid("after: %q is not the number of an event", query(r, "after")))
 		return
 	}
 	w.Header().Set("Content-Type", "application/x-ndjson")

@@ -96,7 +96,7 @@ func (k snapshotRoutes) progress(ctx context.Context, name host.SnapshotName) st
 }
 
 func (k snapshotRoutes) getAll(r *http.Request) (any, error) {
-	list, _, err := k.list(r.Context(), host.SnapshotQuery{Plugin: host.PluginID(r.URL.Query().Get("plugin"))})
+	list, _, err := k.list(r.Context(), host.SnapshotQuery{Plugin: host.PluginID(query(r, "plugin"))})
 	return append([]host.Snapshot{}, list...), err
 }
 
@@ -115,7 +115,7 @@ func (k snapshotRoutes) get(r *http.Request) (any, error) {
 
 // getSnapshots lists the recorded snapshots or, with ?at=PLUGIN, all snapshots that the plugin has.
 func (s *Server) getSnapshots(r *http.Request) (any, error) {
-	id := host.PluginID(r.URL.Query().Get("at"))
+	id := host.PluginID(query(r, "at"))
 	if id == "" {
 		snapshots, _ := s.snapshotRoutes()
 		return snapshots.getAll(r)

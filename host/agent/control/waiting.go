@@ -268,7 +268,7 @@ const rollCheck = 2 * time.Second
 
 // awaitRoll answers with a plugin once its rolls differ from the ones that the client knows, or no roll is in progress.
 func (s *Server) awaitRoll(r *http.Request) (any, error) {
-	ctx, id := r.Context(), host.PluginID(r.PathValue("id"))
+	ctx, id := r.Context(), pluginID(r)
 	setWaitDescription(ctx, func(ctx context.Context) string { return s.describeRolls(ctx, id) })
 	var plugin *Plugin
 	var failed error
@@ -276,7 +276,7 @@ func (s *Server) awaitRoll(r *http.Request) (any, error) {
 		limited, cancel := context.WithTimeout(ctx, rollCheck)
 		err := s.agent.Await(limited, func([]*agent.AllocRecord) bool {
 			plugin, failed = s.plugin(ctx, id)
-			return failed != nil || !plugin.Rolling() || plugin.RollText() != r.FormValue("known")
+			return failed != nil || !plugin.Rolling() || plugin.RollText() != query(r, "known")
 		})
 		cancel()
 		if ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {

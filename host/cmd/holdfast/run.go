@@ -67,30 +67,33 @@ func runForeground(ctx context.Context, p *program, f *runFlags, paths []string)
 	}
 	signals, stop := endSignals()
 	defer stop()
-	state, temporary := p.state, false
-	if state == "" {
-		if state, err = os.MkdirTemp("", "holdfast-"); err != nil {
-			return err
-		}
-		temporary = true
-	}
-	state = realPath(state)
-	run := p.makeRunDir
-	if temporary && p.run == "" {
-		run = func(state string) string { return state + "/run" }
-	}
 	f.traces = p.traces.Provider()
 	o := &foreground{flags: f, files: files, lines: newLines(p.out, p.json), signals: signals}
+	var state, run string
+	if p.state != "" {
+		state = realPath(p.state)
+		run = p.makeRunDir(state)
+	} else {
+		dir, err := os.MkdirTemp("", "holdfast-")
+		if err != nil {
+			return err
+		}
+		state = realPath(dir)
+		o.temporary, run = state, state+"/run"
+		if p.run != "" {
+			run = realPath(p.run)
+		}
+	}
 	opening, opened := cancelOnSignal(ctx, signals)
-	o.service, err = openService(opening, state, run(state), &f.agentFlags, p.logger("warn"))
+	o.service, err = openService(opening, state, run, &f.agentFlags, p.logger("warn"))
 	opened()
 	o.firstSignal, _ = errors.AsType[interrupted](context.Cause(opening))
 	if err != nil {
-		return o.end(errors.Join(err, o.removeState(state, temporary)))
+		return o.end(errors.Join(err, o.removeState()))
 	}
 	err = o.run(ctx)
 	err = errors.Join(err, o.service.close(), removeSelfMounts(o.service.layout))
-	err = errors.Join(err, o.removeState(state, temporary)) // after the mounts are gone
+	err = errors.Join(err, o.removeState()) // after the mounts are gone
 	if err == nil {
 		o.lines.print("done: all tasks stopped and all volumes released")
 	}
@@ -117,7 +120,8 @@ type foreground struct {
 	uncertain   []host.VolumeSpec // created by this run with an unknown outcome
 	signals     chan os.Signal
 	firstSignal interrupted
-	left        bool // volumes or other things of this run remain
+	temporary   string // the state directory, if it is removed at the end
+	left        bool   // volumes or other things of this run remain
 }
 
 // parsedJob is a parsed job with its source.
@@ -139,12 +143,12 @@ func (p parsedJob) plugins() (ids []host.PluginID) {
 }
 
 // removeState removes a temporary state directory, unless something has to stay in it.
-func (o *foreground) removeState(state string, temporary bool) error {
-	if !temporary || o.left {
+func (o *foreground) removeState() error {
+	if o.temporary == "" || o.left {
 		return nil
 	}
-	if err := mount.RemoveTree(state); err != nil {
-		return fmt.Errorf("cannot remove %s: %w", state, err)
+	if err := mount.RemoveTree(o.temporary); err != nil {
+		return fmt.Errorf("cannot remove %s: %w", o.temporary, err)
 	}
 	return nil
 }
