@@ -72,7 +72,7 @@ func mountTrouble(h registry.Holder, job, file string) Notice {
 		Kind:    NoticeTrouble,
 		Summary: "the mount of volume " + h.Claim.Name.String() + " does not work",
 		Meaning: "Tasks that use the volume get errors or hang.",
-		Next:    "Holdfast leaves a mount in use alone. The next alloc mounts the volume again.",
+		Next:    "Holdfast does not change a mount in use. The next alloc mounts the volume again.",
 	}
 	n.fact("Alloc", nameAlloc(h.Claim.Alloc, job))
 	n.fact("Request", string(h.Claim.Request))

@@ -268,7 +268,7 @@ func (p *Plugin) problem(role registry.Role) string {
 	case !slices.ContainsFunc(p.Instances, func(i Instance) bool { return i.Role == role }):
 		return fmt.Sprintf("serves only %s here", p.Instances[0].Role)
 	}
-	return "was not healthy"
+	return "was not healthy a moment ago"
 }
 
 // describeJobs describes the jobs that run the plugin.
@@ -278,10 +278,7 @@ func (p *Plugin) describeJobs() string {
 	}
 	var texts []string
 	for _, r := range p.Jobs {
-		text := fmt.Sprintf("job %s runs it", r.Job)
-		if r.Status != agent.AllocRunning {
-			text += " and has status " + string(r.Status)
-		}
+		text := fmt.Sprintf("its job %s has status %s", r.Job, r.Status)
 		if r.Reason != "" {
 			text += ": " + r.Reason
 		}

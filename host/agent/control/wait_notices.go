@@ -271,7 +271,7 @@ func describeStep(w registry.Wait) string {
 	case w.Step == registry.StepTurn:
 		return "turn: a volume has one operation at a time"
 	case w.For != "":
-		return fmt.Sprintf("%s: %s", w.Step, w.For)
+		return fmt.Sprintf("%s: waits for %s", w.Step, w.For)
 	}
 	return string(w.Step)
 }
