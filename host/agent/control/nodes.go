@@ -162,7 +162,7 @@ func noExecutor(v host.VolumeStatus, nodes []host.NodeStatus) Notice {
 	}
 	n := Notice{Kind: NoticeWaiting, Summary: fmt.Sprintf("no node makes the controller calls of plugin %s", v.Plugin),
 		Meaning: "The volume can be attached, detached and changed only by the plugin's controller.",
-		Next:    "The first node with a healthy controller of the plugin continues what has begun.",
+		Next:    "The first node with a healthy controller of the plugin continues the unfinished calls.",
 	}
 	n.command("inspect the plugin", pluginCommand(v.Plugin))
 	n.command("see which nodes run it", "holdfast node list")

@@ -223,7 +223,7 @@ func (s *Server) handler() http.Handler {
 // jsonHandler returns a handler that writes the answer to a request as JSON.
 func (s *Server) jsonHandler(answer handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		r, end := s.begin(r)
+		r, end := s.registerNamed(r)
 		defer end()
 		v, err := answer(r)
 		if err != nil {

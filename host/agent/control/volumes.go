@@ -74,7 +74,7 @@ func modificationNotices(v host.VolumeStatus) []Notice {
 	n := reportNotice(NoticePending, fmt.Sprintf("%s: %s: %s", registry.ControllerModifyRPC, m.Code, m.Detail), m.Since)
 	n.Summary = fmt.Sprintf("mutable parameters of volume %s may or may not have changed", name)
 	n.Meaning = "The plugin failed without reporting whether it set the parameters."
-	n.Next = "Holdfast sends them again with the next modification, unless that has other values for them."
+	n.Next = "Holdfast sends them again with the next modification. Values given there replace them."
 	flags := "modify"
 	for _, key := range slices.Sorted(maps.Keys(m.Asked)) {
 		n.fact("Asked for", key+"="+m.Asked[key])

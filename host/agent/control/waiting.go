@@ -27,8 +27,8 @@ type waitDescription = atomic.Pointer[func(context.Context) string]
 // waitDescriptionKey is the key of the *waitDescription in the context of a named request.
 type waitDescriptionKey struct{}
 
-// begin registers a request, if it has a name, until end is called.
-func (s *Server) begin(r *http.Request) (_ *http.Request, end func()) {
+// registerNamed registers a request, if it has a name, until end is called.
+func (s *Server) registerNamed(r *http.Request) (_ *http.Request, end func()) {
 	id := r.Header.Get(requestHeader)
 	if id == "" {
 		return r, func() {}
@@ -96,7 +96,7 @@ func (s *Server) clusterNotices(ctx context.Context) []Notice {
 	return []Notice{{Kind: NoticeTrouble, Summary: problem,
 		Meaning: "Tasks and mounts are not affected. Claims, attachments and changes of volumes wait. Data about " +
 			"other nodes is out of date.",
-		Next: "What waits continues by itself."}}
+		Next: "Waiting operations continue by themselves."}}
 }
 
 // awaitJob answers with a job once the allocs of its version have started or ended, and the plugins of its running

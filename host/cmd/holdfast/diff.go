@@ -50,7 +50,7 @@ type blockWriter struct {
 	to          io.Writer
 	json, delta bool
 
-	begun         bool
+	started       bool
 	ranges, bytes int64
 	last          host.Blocks // without its ranges
 }
@@ -75,10 +75,10 @@ func (w *blockWriter) writeRange(r host.BlockRange) error {
 		}
 		before, text = ",\n", string(encoded)
 	}
-	if !w.begun {
+	if !w.started {
 		before = w.heading()
 	}
-	w.begun = true
+	w.started = true
 	w.ranges, w.bytes = w.ranges+1, w.bytes+r.Size
 	_, err := fmt.Fprint(w.to, before, text)
 	return err
@@ -94,7 +94,7 @@ func (w *blockWriter) heading() string {
 func (w *blockWriter) end() error {
 	before := ""
 	if w.json {
-		if !w.begun {
+		if !w.started {
 			before = w.heading()
 		}
 		_, err := fmt.Fprintf(w.to, "%s],\n\"block_type\": %q, \"volume_capacity_bytes\": %d, \"total_bytes\": %d}\n",

@@ -83,8 +83,8 @@ the plugin is gone, --force and --confirm are needed.`,
 			ctx, client, stop := p.interruptible(c, f.wait)
 			defer stop()
 			steps, err := client.DetachVolume(ctx, name, node, o)
-			err = withHint(err, fmt.Sprintf("a detach of volume %s that has begun continues; to check: %s; to begin "+
-				"again, run the command again", name, control.VolumeCommand("status", name)))
+			err = withHint(err, fmt.Sprintf("the detach of volume %s may continue; to check: %s; to repeat it, run "+
+				"the command again", name, control.VolumeCommand("status", name)))
 			return show(p, err, steps, writeSteps(f.dryRun, fmt.Sprintf("volume %s detached", name)))
 		},
 	}

@@ -76,11 +76,11 @@ instance, and the mounts that they serve break.`,
 func (p *program) awaitRoll(
 	ctx context.Context, client *control.Client, plugin control.Plugin, drain bool,
 ) (control.Plugin, error) {
-	said := map[string]string{}
+	printed := map[string]string{}
 	for {
 		for _, r := range plugin.Rolls {
-			if text := r.String(); said[r.Job] != text && !p.json {
-				said[r.Job] = text
+			if text := r.String(); printed[r.Job] != text && !p.json {
+				printed[r.Job] = text
 				fmt.Fprintln(p.out, text)
 			}
 		}

@@ -17,7 +17,7 @@ type lines struct {
 	mu    sync.Mutex // lines are written as a whole
 	out   io.Writer
 	json  bool
-	begin time.Time
+	start time.Time
 }
 
 // line is a line as a JSON object.
@@ -29,7 +29,7 @@ type line struct {
 }
 
 func newLines(out io.Writer, json bool) *lines {
-	return &lines{out: out, json: json, begin: time.Now()}
+	return &lines{out: out, json: json, start: time.Now()}
 }
 
 func (l *lines) print(format string, args ...any) { l.write(line{Text: fmt.Sprintf(format, args...)}) }
@@ -37,7 +37,7 @@ func (l *lines) print(format string, args ...any) { l.write(line{Text: fmt.Sprin
 func (l *lines) write(s line) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s.Seconds = time.Since(l.begin).Round(time.Millisecond).Seconds()
+	s.Seconds = time.Since(l.start).Round(time.Millisecond).Seconds()
 	if l.json {
 		writeJSONLine(l.out, s)
 		return

@@ -109,7 +109,7 @@ func validateFile(ctx context.Context, h *host.Host, drivers []taskdriver.Driver
 	return v
 }
 
-// addProblems adds the problems that the agent has found. A problem without a position is put at the begin of the file.
+// addProblems adds the problems that the agent has found. A problem without a position is put at the start of the file.
 func (v *verdict) addProblems(err error) {
 	found, is := errors.AsType[*agent.Problems](err)
 	if !is {

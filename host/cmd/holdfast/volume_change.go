@@ -87,7 +87,7 @@ func writeUpdate(dryRun bool) func(io.Writer, host.VolumeUpdate) error {
 	return func(to io.Writer, u host.VolumeUpdate) error {
 		name := u.Volume.VolumeName()
 		if len(u.Changes) == 0 {
-			_, err := fmt.Fprintf(to, "volume %s is as the file says\n", name)
+			_, err := fmt.Fprintf(to, "volume %s matches the file\n", name)
 			return err
 		}
 		t := newTable("FIELD", "FROM", "TO", "PROBLEM")
