@@ -1,11 +1,12 @@
 package csifake
 
 import (
-	"fmt"
 	"slices"
+	"strconv"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"holdfast/internal/csifake/journal"
 )
@@ -44,57 +45,37 @@ func answered(req, reply proto.Message) *journal.Answer {
 	case interface{ GetNextToken() string }:
 		return &journal.Answer{Next: r.GetNextToken()}
 	}
-	return announced(reply)
+	if reply == nil { // the call has no answer or a stream of them
+		return nil
+	}
+	return announced(reply.ProtoReflect())
 }
 
-// announced returns the capabilities in a reply, or nil if the reply is about other things.
-func announced(reply proto.Message) *journal.Answer {
-	switch r := reply.(type) {
-	case *csi.GetPluginCapabilitiesResponse:
-		return &journal.Answer{Caps: serviceNames(r), Expansion: expansions(r)}
-	case *csi.ControllerGetCapabilitiesResponse:
-		return &journal.Answer{Caps: names(r.GetCapabilities(), func(c *csi.ControllerServiceCapability) fmt.Stringer {
-			return c.GetRpc().GetType()
-		})}
-	case *csi.GroupControllerGetCapabilitiesResponse:
-		return &journal.Answer{Caps: names(r.GetCapabilities(),
-			func(c *csi.GroupControllerServiceCapability) fmt.Stringer {
-				return c.GetRpc().GetType()
-			})}
-	case *csi.NodeGetCapabilitiesResponse:
-		return &journal.Answer{Caps: names(r.GetCapabilities(), func(c *csi.NodeServiceCapability) fmt.Stringer {
-			return c.GetRpc().GetType()
-		})}
+// announced returns the names of the capabilities in a reply, or their numbers if CSI does not define them. It returns
+// nil if the reply is about other things.
+func announced(reply protoreflect.Message) *journal.Answer {
+	field := reply.Descriptor().Fields().ByName("capabilities")
+	if field == nil {
+		return nil
 	}
-	return nil
-}
-
-func serviceNames(r *csi.GetPluginCapabilitiesResponse) []string {
-	var all []string
-	for _, c := range r.GetCapabilities() {
-		if s := c.GetService(); s != nil {
-			all = append(all, s.GetType().String())
-		}
+	a, list := &journal.Answer{}, reply.Get(field).List()
+	for i := range list.Len() {
+		list.Get(i).Message().Range(func(kind protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+			named := kind.Message().Fields().ByName("type")
+			number := value.Message().Get(named).Enum()
+			name := strconv.Itoa(int(number))
+			if known := named.Enum().Values().ByNumber(number); known != nil {
+				name = string(known.Name())
+			}
+			if kind.Name() == "volume_expansion" {
+				a.Expansion = append(a.Expansion, name)
+			} else {
+				a.Caps = append(a.Caps, name)
+			}
+			return true
+		})
 	}
-	return all
-}
-
-func expansions(r *csi.GetPluginCapabilitiesResponse) []string {
-	var all []string
-	for _, c := range r.GetCapabilities() {
-		if e := c.GetVolumeExpansion(); e != nil {
-			all = append(all, e.GetType().String())
-		}
-	}
-	return all
-}
-
-func names[T any](list []T, of func(T) fmt.Stringer) []string {
-	var all []string
-	for _, c := range list {
-		all = append(all, of(c).String())
-	}
-	return all
+	return a
 }
 
 func segments(all ...*csi.Topology) (list []map[string]string) {

@@ -51,7 +51,7 @@ func callOf(ctx context.Context) *call {
 }
 
 // ignoresSource reports whether a rule makes CreateVolume ignore the source of the volume.
-func (c *call) ignoresSource() bool { return c.acts.before != nil && c.acts.before.IgnoreSource }
+func (c *call) ignoresSource() bool { return c.acts[Before] != nil && c.acts[Before].IgnoreSource }
 
 func (p *Plugin) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (
 	any, error,
@@ -61,7 +61,7 @@ func (p *Plugin) intercept(ctx context.Context, req any, info *grpc.UnaryServerI
 		return nil, status.Error(codes.Internal, "csifake: not a proto message")
 	}
 	return p.handle(ctx, info.FullMethod, message, func(ctx context.Context) (proto.Message, error) {
-		reply, err := next(ctx, p.version.heard(message))
+		reply, err := next(ctx, p.version.requestFor(message))
 		if err != nil {
 			return nil, err
 		}
@@ -108,16 +108,17 @@ func (p *Plugin) handle(ctx context.Context, method string, req proto.Message, d
 	if !p.cfg.Blind {
 		c.line.Look = look(c.line)
 	}
-	if !p.arrive(c) {
+	if !p.recordBegin(c) {
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
-	reply, err := p.play(c, do)
-	return p.leave(c, reply, err)
+	reply, err := p.runCall(c, do)
+	return p.recordEnd(c, reply, err)
 }
 
-// arrive writes the begin of a call, after it has noted which other callers are gone. It returns false if the caller of
-// c is gone already. A later call of that caller may then have overtaken c, so c must not take effect after it.
-func (p *Plugin) arrive(c *call) bool {
+// recordBegin writes the begin of a call, after it has noted which other callers are gone. It returns false if the
+// caller of c is gone already. A later call of that caller may then have overtaken c, so c must not take effect after
+// it.
+func (p *Plugin) recordBegin(c *call) bool {
 	beside := p.overlapping(c)
 	deadline := time.NewTimer(lostCallerWait)
 	defer deadline.Stop()
@@ -173,7 +174,7 @@ func (p *Plugin) overlapping(c *call) []*call {
 // noteLostCaller writes once that the caller of a running call is gone. The caller holds p.mu.
 func (p *Plugin) noteLostCaller(c *call) {
 	if p.open[c] && (c.ctx.Err() != nil || c.callerDied()) {
-		p.noteGone(c)
+		p.noteAbandoned(c)
 	}
 }
 
@@ -183,8 +184,8 @@ func (c *call) callerDied() bool {
 	return c.line.Peer > 0 && c.line.Peer != os.Getpid() && errors.Is(unix.Kill(c.line.Peer, 0), unix.ESRCH)
 }
 
-// noteGone records that the caller of a call is gone. The caller of noteGone holds p.mu.
-func (p *Plugin) noteGone(c *call) {
+// noteAbandoned writes once that the caller of a call is gone. The caller of noteAbandoned holds p.mu.
+func (p *Plugin) noteAbandoned(c *call) {
 	if c.gone {
 		return
 	}
@@ -201,8 +202,8 @@ func (p *Plugin) note(l journal.Line) {
 	}
 }
 
-// leave writes the end of a call and returns the answer to send.
-func (p *Plugin) leave(c *call, reply proto.Message, err error) (proto.Message, error) {
+// recordEnd writes the end of a call and returns the answer to send.
+func (p *Plugin) recordEnd(c *call, reply proto.Message, err error) (proto.Message, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.noteLostCaller(c)
@@ -218,15 +219,8 @@ func (p *Plugin) leave(c *call, reply proto.Message, err error) (proto.Message, 
 		end.Answer = answered(c.req, reply)
 	}
 	p.note(end)
-	if p.hasDied() {
+	if p.killed.Load() {
 		return nil, errGone // a killed plugin sends no answer
 	}
 	return reply, err
-}
-
-// hasDied reports whether the plugin was killed. A killed plugin sends no answer any more.
-func (p *Plugin) hasDied() bool {
-	p.alive.RLock()
-	defer p.alive.RUnlock()
-	return p.dead
 }

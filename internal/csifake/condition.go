@@ -25,7 +25,7 @@ type Condition struct {
 
 // conditionOf returns the condition that the rule of a call has for a volume, or nil.
 func conditionOf(ctx context.Context, volume string) *Condition {
-	r := callOf(ctx).acts.before
+	r := callOf(ctx).acts[Before]
 	if r == nil || r.Condition == nil || r.Condition.Volume != "" && volume != "" && r.Condition.Volume != volume {
 		return nil
 	}
@@ -105,9 +105,9 @@ func (s controller) ControllerListVolumeHealth(ctx context.Context, r *csi.Contr
 	})
 }
 
-// tellCondition adds the condition of a volume to a message. It encodes it as old plugins did: volume_condition was
+// addCondition adds the condition of a volume to a message. It encodes it as old plugins did: volume_condition was
 // field 2.
-func (p *Plugin) tellCondition(ctx context.Context, service, volume string, m proto.Message) {
+func (p *Plugin) addCondition(ctx context.Context, service, volume string, m proto.Message) {
 	if !p.caps.has(service + "/VOLUME_CONDITION") {
 		return
 	}

@@ -70,7 +70,7 @@ func (s controller) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest
 	}
 	size, err := capacity(r.GetCapacityRange())
 	if err == nil {
-		err = s.p.knows(r.GetMutableParameters())
+		err = s.p.checkMutable(r.GetMutableParameters())
 	}
 	if err != nil {
 		return nil, err
@@ -97,7 +97,7 @@ func (s controller) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest
 			Mutable: maps.Clone(r.GetMutableParameters()),
 			Context: map[string]string{"csifake/name": r.GetName()}}
 		maps.Copy(v.Context, s.p.cfg.VolumeContext)
-		v.Topology = wanted(r.GetAccessibilityRequirements())
+		v.Topology = preferredTopology(r.GetAccessibilityRequirements())
 		c.Volumes[v.ID] = v
 		return nil
 	})
@@ -164,8 +164,8 @@ func (p *Plugin) source(c *contents, s *csi.VolumeContentSource) (least int64, e
 	return 0, nil
 }
 
-// wanted returns the topology that a request prefers most.
-func wanted(r *csi.TopologyRequirement) []map[string]string {
+// preferredTopology returns the topology that a request prefers most.
+func preferredTopology(r *csi.TopologyRequirement) []map[string]string {
 	all := append(slices.Clone(r.GetPreferred()), r.GetRequisite()...)
 	if len(all) == 0 {
 		return nil
@@ -317,7 +317,7 @@ func (s controller) ListVolumes(ctx context.Context, r *csi.ListVolumesRequest) 
 			if s.p.caps.has("controller/LIST_VOLUMES_PUBLISHED_NODES") {
 				status.PublishedNodeIds = slices.Sorted(maps.Keys(c.Volumes[id].Attached))
 			}
-			s.p.tellCondition(ctx, "controller", id, status)
+			s.p.addCondition(ctx, "controller", id, status)
 			reply.Entries = append(reply.Entries,
 				&csi.ListVolumesResponse_Entry{Volume: c.Volumes[id].message(s.p), Status: status})
 		}
@@ -407,7 +407,7 @@ func (s controller) ControllerGetVolume(ctx context.Context, r *csi.ControllerGe
 		if s.p.caps.has("controller/LIST_VOLUMES_PUBLISHED_NODES") {
 			reply.Status.PublishedNodeIds = slices.Sorted(maps.Keys(v.Attached))
 		}
-		s.p.tellCondition(ctx, "controller", v.ID, reply.Status)
+		s.p.addCondition(ctx, "controller", v.ID, reply.Status)
 		return nil
 	})
 }
@@ -421,7 +421,7 @@ func (s controller) ControllerModifyVolume(_ context.Context, r *csi.ControllerM
 	return &csi.ControllerModifyVolumeResponse{}, s.p.cfg.Backend.change(func(c *contents) error {
 		v, err := s.p.find(c, r.GetVolumeId())
 		if err == nil {
-			err = s.p.knows(r.GetMutableParameters())
+			err = s.p.checkMutable(r.GetMutableParameters())
 		}
 		if err != nil {
 			return err
@@ -434,8 +434,8 @@ func (s controller) ControllerModifyVolume(_ context.Context, r *csi.ControllerM
 	})
 }
 
-// knows returns an error if the plugin does not have one of the mutable parameters.
-func (p *Plugin) knows(mutable map[string]string) error {
+// checkMutable returns an error if the plugin does not have one of the mutable parameters.
+func (p *Plugin) checkMutable(mutable map[string]string) error {
 	for key := range mutable {
 		if len(p.cfg.Mutable) > 0 && !slices.Contains(p.cfg.Mutable, key) {
 			return invalid("unknown mutable parameter %q", key)

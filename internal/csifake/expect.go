@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 
 	"holdfast/internal/csifake/journal"
 )
@@ -67,6 +68,11 @@ func (e Expect) NotReady() { e.rule.NotReady = true; e.install() }
 
 // Answer rewrites the answer.
 func (e Expect) Answer(f Answer) { e.rule.Answer = f; e.install() }
+
+// Reply answers with the given reply or error, whatever the plugin has done.
+func (e Expect) Reply(reply proto.Message, err error) {
+	e.Answer(func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) { return reply, err })
+}
 
 // Hold stops calls at the gate until it is opened. If a caller goes away, its call still waits, so the effect may come
 // late.

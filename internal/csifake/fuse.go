@@ -109,11 +109,11 @@ func (m *fuseMount) serve() {
 // act applies the script's rules for the volume: the request may be slow, hang or fail.
 func (m *fuseMount) act() error {
 	found, err := m.plugin.script.match(Fuse, m.volume)
-	if err != nil || found.before == nil {
+	if err != nil || found[Before] == nil {
 		return err
 	}
-	if err := m.plugin.waitBefore(context.Background(), found.before); err != nil {
+	if err := m.plugin.runDelays(context.Background(), found[Before]); err != nil {
 		return err
 	}
-	return found.before.failure()
+	return found[Before].failure()
 }

@@ -80,7 +80,7 @@ func (s nodeService) NodeUnstageVolume(ctx context.Context, r *csi.NodeUnstageVo
 	if path == "" {
 		return nil, invalid("staging_target_path is missing")
 	}
-	known, err := s.undoable(r.GetVolumeId(), path)
+	known, err := s.isPlaced(r.GetVolumeId(), path)
 	if err != nil {
 		return nil, err
 	}
@@ -98,9 +98,9 @@ func (s nodeService) NodeUnstageVolume(ctx context.Context, r *csi.NodeUnstageVo
 	})
 }
 
-// undoable reports whether an unstage or unpublish has something to remove at the path. A plugin that has forgotten its
+// isPlaced reports whether an unstage or unpublish has something to remove at the path. A plugin that has forgotten its
 // records removes nothing that it does not know. For a volume that was not used since then, it answers NOT_FOUND.
-func (s nodeService) undoable(id, path string) (known bool, err error) {
+func (s nodeService) isPlaced(id, path string) (known bool, err error) {
 	err = s.p.cfg.Backend.change(func(c *contents) error {
 		if c.Forgotten && id != "" && c.Volumes[id] == nil {
 			return status.Errorf(codes.NotFound, "volume %q does not exist", id)
@@ -187,7 +187,7 @@ func (s nodeService) NodeUnpublishVolume(ctx context.Context, r *csi.NodeUnpubli
 	if r.GetTargetPath() == "" {
 		return nil, invalid("target_path is missing")
 	}
-	known, err := s.undoable(r.GetVolumeId(), r.GetTargetPath())
+	known, err := s.isPlaced(r.GetVolumeId(), r.GetTargetPath())
 	if err != nil {
 		return nil, err
 	}
@@ -243,7 +243,7 @@ func (s nodeService) NodeGetVolumeStats(ctx context.Context, r *csi.NodeGetVolum
 			return status.Errorf(codes.NotFound, "volume %q is not at %s", v.ID, r.GetVolumePath())
 		}
 		reply.Usage = usage(v, n)
-		s.p.tellCondition(ctx, "node", v.ID, reply)
+		s.p.addCondition(ctx, "node", v.ID, reply)
 		return nil
 	})
 }

@@ -23,8 +23,8 @@ const poll = 2 * time.Millisecond
 // errCut ends a call whose connection the plugin has cut. Its caller gets UNAVAILABLE too.
 var errCut = status.Error(codes.Unavailable, "csifake: the connection was cut")
 
-// play handles a call between its begin and its end.
-func (p *Plugin) play(c *call, do effect) (proto.Message, error) {
+// runCall handles a call between its begin and its end.
+func (p *Plugin) runCall(c *call, do effect) (proto.Message, error) {
 	release, err := p.reserve(c)
 	if err != nil {
 		return nil, err
@@ -34,10 +34,10 @@ func (p *Plugin) play(c *call, do effect) (proto.Message, error) {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
 	defer release()
-	reply, err := proto.Message(nil), p.act(c, c.acts.before)
+	reply, err := proto.Message(nil), p.runRule(c, c.acts[Before])
 	if err == nil {
-		if reply, err = p.take(c, do); err == nil {
-			err = p.act(c, c.acts.after)
+		if reply, err = p.applyEffect(c, do); err == nil {
+			err = p.runRule(c, c.acts[After])
 		}
 	}
 	if err != nil {
@@ -72,8 +72,8 @@ func (p *Plugin) reserve(c *call) (release func(), err error) {
 	return release, nil
 }
 
-// take lets the call take effect, unless the plugin is dead or lacks the required capability.
-func (p *Plugin) take(c *call, do effect) (proto.Message, error) {
+// applyEffect lets the call take effect, unless the plugin is dead or lacks the required capability.
+func (p *Plugin) applyEffect(c *call, do effect) (proto.Message, error) {
 	if needs := journal.Needs(c.line.RPC); needs != "" && needs != "service/CONTROLLER_SERVICE" && !p.caps.has(needs) {
 		return nil, status.Errorf(codes.Unimplemented, "%s is not implemented", c.line.RPC)
 	}
@@ -90,11 +90,11 @@ func (p *Plugin) take(c *call, do effect) (proto.Message, error) {
 // middle runs the rule for the moment after the first of two steps. It releases p.alive meanwhile, because Kill must
 // not wait for the rule.
 func (p *Plugin) middle(c *call) error {
-	if c.acts.middle == nil {
+	if c.acts[Middle] == nil {
 		return nil
 	}
 	p.alive.RUnlock()
-	err := p.act(c, c.acts.middle)
+	err := p.runRule(c, c.acts[Middle])
 	p.alive.RLock()
 	if err == nil && p.dead {
 		err = errGone
@@ -102,12 +102,12 @@ func (p *Plugin) middle(c *call) error {
 	return err
 }
 
-// act runs the actions of a rule.
-func (p *Plugin) act(c *call, r *Rule) error {
+// runRule runs the actions of a rule.
+func (p *Plugin) runRule(c *call, r *Rule) error {
 	if r == nil {
 		return nil
 	}
-	if err := p.waitBefore(c.ctx, r); err != nil {
+	if err := p.runDelays(c.ctx, r); err != nil {
 		return err
 	}
 	if r.Drop {
@@ -120,8 +120,8 @@ func (p *Plugin) act(c *call, r *Rule) error {
 	return r.failure()
 }
 
-// waitBefore runs the actions that take time.
-func (p *Plugin) waitBefore(ctx context.Context, r *Rule) error {
+// runDelays runs the actions that take time.
+func (p *Plugin) runDelays(ctx context.Context, r *Rule) error {
 	if r.gate != nil {
 		r.gate.wait(p.ended)
 	}
@@ -148,7 +148,7 @@ func (p *Plugin) drop(c *call) error {
 	p.mu.Lock()
 	for other := range p.open {
 		if other.line.Conn == c.line.Conn {
-			p.noteGone(other)
+			p.noteAbandoned(other)
 		}
 	}
 	c.cut()
@@ -199,7 +199,7 @@ func invalid(format string, args ...any) error {
 
 // rewrite changes the true answer as the rules demand.
 func (p *Plugin) rewrite(c *call, reply proto.Message, err error) (proto.Message, error) {
-	for _, r := range []*Rule{c.acts.before, c.acts.after} {
+	for _, r := range []*Rule{c.acts[Before], c.acts[After]} {
 		if r == nil {
 			continue
 		}

@@ -66,14 +66,14 @@ func New(cfg Config) (*Plugin, error) {
 		return nil, errors.Join(err, p.journal.Close())
 	}
 	p.write(journal.Line{Kind: journal.Start, Role: string(cfg.Role), Node: cfg.NodeID, Endpoint: cfg.Endpoint})
-	if err := p.remember(); err != nil {
+	if err := p.registerRun(); err != nil {
 		return nil, errors.Join(err, p.journal.Close())
 	}
 	return p, nil
 }
 
-// remember finds the records that an earlier process of a forgetful plugin has left, and records the plugin's node.
-func (p *Plugin) remember() error {
+// registerRun finds the records that an earlier process of a forgetful plugin has left, and records the plugin's node.
+func (p *Plugin) registerRun() error {
 	if p.cfg.Forgetful {
 		forgot, err := p.cfg.Backend.start(p.cfg.process())
 		if err != nil {

@@ -2,6 +2,7 @@ package csifake
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -26,17 +27,7 @@ type scripted struct {
 }
 
 // acts are the rules for one call, at most one for each moment.
-type acts struct{ before, middle, after *Rule }
-
-func (a *acts) at(m Moment) **Rule {
-	switch m {
-	case Middle:
-		return &a.middle
-	case After:
-		return &a.after
-	}
-	return &a.before
-}
+type acts map[Moment]*Rule
 
 func (s *script) add(rules ...Rule) {
 	s.mu.Lock()
@@ -57,8 +48,9 @@ func (s *script) match(rpc, volume string) (found acts, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.reload(); err != nil {
-		return acts{}, err
+		return nil, err
 	}
+	found = acts{}
 	for _, r := range append(s.rules[:len(s.rules):len(s.rules)], s.fromFile...) {
 		if !r.matches(rpc, volume) {
 			continue
@@ -67,8 +59,9 @@ func (s *script) match(rpc, volume string) (found acts, err error) {
 		if r.key != "" {
 			s.seen[r.key] = r.seen
 		}
-		if slot := found.at(r.When); *slot == nil && r.due() {
-			*slot = r.now()
+		if when := cmp.Or(r.When, Before); found[when] == nil && r.due() {
+			rule := r.Rule
+			found[when] = &rule
 		}
 	}
 	return found, s.keepCounts()
@@ -82,12 +75,6 @@ func (r *scripted) matches(rpc, volume string) bool {
 func (r *scripted) due() bool {
 	first := max(r.Nth, 1)
 	return r.seen >= first && (r.Times == 0 || r.seen < first+r.Times)
-}
-
-// now returns the rule with its values for this call.
-func (r *scripted) now() *Rule {
-	act := r.Rule
-	return &act
 }
 
 // reload reads the file again. A call uses the content that the file has when the call arrives.

@@ -117,8 +117,8 @@ func (v version) missing(service string) (names []string) {
 	return names
 }
 
-// heard returns a request as a plugin of the version reads it: fields that the version lacks are unknown.
-func (v version) heard(req proto.Message) proto.Message {
+// requestFor returns a request as a plugin of the version reads it: fields that the version lacks are unknown.
+func (v version) requestFor(req proto.Message) proto.Message {
 	if !v.limited {
 		return req
 	}

@@ -60,9 +60,10 @@ type checker struct {
 	creates     map[volumeKey]*edge   // CreateVolume by name, because the ID is not known yet
 	snaps       map[volumeKey]*edge   // CreateSnapshot by name
 	snapshots   map[volumeKey]*edge   // the same edges by the ID of the snapshot
-	groups      map[volumeKey]*group  // group snapshots by name
-	groupIDs    map[volumeKey]*group  // the same by id
-	grouped     map[volumeKey]bool    // ids of snapshots that belong to a group
+	groups      map[volumeKey]*edge   // CreateVolumeGroupSnapshot by name
+	groupIDs    map[volumeKey]*edge   // the same edges by the ID of the group
+	members     map[*edge][]string    // IDs of the snapshots of a group; nil: no answer has named them
+	grouped     map[volumeKey]bool    // IDs of snapshots that belong to a group
 	stagings    map[placeKey]string   // staging path -> its volume
 	targets     map[placeKey]string   // target path -> the volume last published there
 	tokens      map[listKey]bool      // tokens with which a list may continue
@@ -82,7 +83,8 @@ func newChecker(o Options) *checker {
 	return &checker{opts: o, last: map[string]int{}, stopped: map[string]bool{}, gone: map[callID]int64{},
 		open: map[callID]*flight{}, ended: map[callID]*flight{}, busy: map[subjectKey]map[callID]*flight{},
 		learnt: map[string]*learnt{}, plugins: map[string]*plugin{}, volumes: map[volumeKey]*volume{},
-		groups: map[volumeKey]*group{}, groupIDs: map[volumeKey]*group{}, grouped: map[volumeKey]bool{},
+		groups: map[volumeKey]*edge{}, groupIDs: map[volumeKey]*edge{}, members: map[*edge][]string{},
+		grouped: map[volumeKey]bool{},
 		creates: map[volumeKey]*edge{}, snaps: map[volumeKey]*edge{}, snapshots: map[volumeKey]*edge{},
 		stagings: map[placeKey]string{}, targets: map[placeKey]string{}, tokens: map[listKey]bool{},
 		attachments: map[nodeKey]volumeSet{}}
@@ -119,7 +121,7 @@ func (c *checker) begin(l Line) {
 	f := &flight{Line: l, at: c.at}
 	e, up := c.edge(l)
 	f.repeats = e != nil && l.Role != "node" && e.sent == sent{l.Hash, up}
-	c.inFlight(f)
+	c.checkOverlaps(f)
 	c.knowsCapabilities(l)
 	c.identity(l)
 	c.limits(l)
@@ -139,7 +141,7 @@ func (c *checker) begin(l Line) {
 			e.begin(l, up)
 		}
 	}
-	c.takeOff(f)
+	c.addOpen(f)
 }
 
 // position returns the state to which a call in a direction moves an edge.
@@ -153,7 +155,7 @@ func position(upwards bool) state {
 // end applies an answer that the caller has received. Two answers change nothing: one to a caller that was gone, and
 // one that cannot be read. An answer with a new volume or snapshot but without its ID leaves the outcome unsure.
 func (c *checker) end(l Line) {
-	f := c.land(callID{l.Run, l.Call})
+	f := c.removeOpen(callID{l.Run, l.Call})
 	if f == nil || f.abandoned || l.Lost || l.nameless(f.RPC) {
 		return
 	}
@@ -192,7 +194,7 @@ func (c *checker) arrived(f *flight, code string) {
 		n.refused = n.refused || code == "FAILED_PRECONDITION"
 	case "NodeStageVolume", "NodeUnstageVolume":
 		if n := c.volume(f.Plugin, f.Volume).node(c.nodeOf(f.Line)); n.stage.state != f.before {
-			n.anew()
+			n.resetExpansion()
 		}
 	case "NodePublishVolume", "NodeUnpublishVolume":
 		if f.edge.state == down && f.edge.flights == 0 {
@@ -201,7 +203,7 @@ func (c *checker) arrived(f *flight, code string) {
 			v.ephemeral = v.ephemeral && v.anyPublished()
 		}
 		if n := c.volume(f.Plugin, f.Volume).node(c.nodeOf(f.Line)); n.stage.state == down && !n.mayBePublished() {
-			n.anew()
+			n.resetExpansion()
 		}
 	}
 }
@@ -214,7 +216,7 @@ func (c *checker) reboot(l Line) {
 		}
 		if n := v.nodes[l.Node]; n != nil {
 			n.stage, n.publish = edge{}, map[string]*edge{}
-			n.anew()
+			n.resetExpansion()
 		}
 		v.ephemeral = v.ephemeral && v.anyPublished()
 	}
@@ -224,7 +226,7 @@ func (c *checker) reboot(l Line) {
 func (c *checker) cut(l Line) {
 	for id := range c.open {
 		if id.run == l.Run {
-			c.land(id)
+			c.removeOpen(id)
 		}
 	}
 }

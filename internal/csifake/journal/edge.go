@@ -153,8 +153,8 @@ func (n *node) forget(path string, e *edge) {
 	}
 }
 
-// anew forgets the volume's expansion on the node, because the volume is mounted again or not at all.
-func (n *node) anew() {
+// resetExpansion forgets the volume's expansion on the node, because the volume is mounted again or not at all.
+func (n *node) resetExpansion() {
 	flights := n.expand.flights
 	n.expand, n.refused = edge{flights: flights}, false
 }
@@ -192,9 +192,9 @@ func (c *checker) edge(l Line) (*edge, bool) {
 	case "DeleteSnapshot":
 		return named(c.snapshots, volumeKey{l.Plugin, l.Snapshot}, up), false
 	case "CreateVolumeGroupSnapshot":
-		return &groupNamed(c.groups, volumeKey{l.Plugin, l.Name}, down).edge, true
+		return named(c.groups, volumeKey{l.Plugin, l.Name}, down), true
 	case "DeleteVolumeGroupSnapshot":
-		return &groupNamed(c.groupIDs, volumeKey{l.Plugin, l.Group}, up).edge, false
+		return named(c.groupIDs, volumeKey{l.Plugin, l.Group}, up), false
 	}
 	if l.Volume == "" || !Mutates(l.RPC) {
 		return nil, false

@@ -58,7 +58,7 @@ func badNode(id string) string {
 
 // identity checks R20, and R14 for the node: a plugin with an invalid name or node ID must get no volumes.
 func (c *checker) identity(l Line) {
-	k := c.of(l)
+	k := c.instance(l)
 	switch l.RPC {
 	case "CreateVolume", "ControllerPublishVolume":
 	case "NodeStageVolume", "NodePublishVolume":
@@ -155,7 +155,7 @@ func (v *volume) confirmed(asked, denied []string) {
 
 // topology checks R26.
 func (c *checker) topology(l Line) {
-	if k := c.of(l); l.Topology && k.service.known && !k.service.now["VOLUME_ACCESSIBILITY_CONSTRAINTS"] {
+	if k := c.instance(l); l.Topology && k.service.known && !k.service.now["VOLUME_ACCESSIBILITY_CONSTRAINTS"] {
 		c.report("R26", "%s with topology, but %s does not advertise VOLUME_ACCESSIBILITY_CONSTRAINTS", l.RPC,
 			l.Instance)
 	}

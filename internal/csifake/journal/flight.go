@@ -28,7 +28,7 @@ func (f *flight) keys() (keys []subjectKey) {
 	return keys
 }
 
-func (c *checker) takeOff(f *flight) {
+func (c *checker) addOpen(f *flight) {
 	id := callID{f.Run, f.Call}
 	c.open[id] = f
 	for _, key := range f.keys() {
@@ -42,8 +42,8 @@ func (c *checker) takeOff(f *flight) {
 	}
 }
 
-// land ends a call with any outcome. It returns nil if there is no such call.
-func (c *checker) land(id callID) *flight {
+// removeOpen ends a call with any outcome. It returns nil if there is no such call.
+func (c *checker) removeOpen(id callID) *flight {
 	f := c.open[id]
 	if f == nil {
 		return nil
@@ -63,10 +63,11 @@ func (c *checker) land(id callID) *flight {
 	return f
 }
 
-// inFlight checks R3. A call that its caller has given up is no longer in flight for the caller, even if it still runs.
-func (c *checker) inFlight(l *flight) {
+// checkOverlaps checks R3. A call that its caller has given up is no longer in flight for the caller, even if it still
+// runs.
+func (c *checker) checkOverlaps(l *flight) {
 	for _, subject := range l.subjects() {
-		c.alone(l, subject)
+		c.checkOverlap(l, subject)
 	}
 }
 
@@ -80,10 +81,10 @@ func (c *checker) overlap(a, b *flight) bool {
 	return c.opts.ByNode && (node && apart || (a.repeats || b.repeats) && (node || same))
 }
 
-func (c *checker) alone(l *flight, subject string) {
+func (c *checker) checkOverlap(l *flight, subject string) {
 	for id, f := range maps.Clone(c.busy[subjectKey{l.Plugin, subject}]) {
 		if c.dead(id.run) {
-			c.land(id)
+			c.removeOpen(id)
 			continue
 		}
 		if c.overlap(l, f) {
@@ -91,7 +92,7 @@ func (c *checker) alone(l *flight, subject string) {
 		}
 		same := f.RPC == l.RPC && f.Hash == l.Hash
 		switch {
-		case !f.abandoned && !c.abandonedSoon(f, l.Line):
+		case !f.abandoned && !c.abandonedSoonAfter(f, l.Line):
 			c.report("R3", "%s for %s began while %s of line %d was in flight", l.RPC, subject, f.RPC, f.at)
 		case c.opts.Strict && !same:
 			c.report("R3", "%s for %s began while another call, the abandoned %s of line %d, was still running",
@@ -110,7 +111,7 @@ func (c *checker) alone(l *flight, subject string) {
 // killed, or its journal ends here, and its open calls may have ended.
 func (c *checker) dead(run string) bool { return c.last[run] < c.at && !c.stopped[run] }
 
-func (c *checker) abandonedSoon(f *flight, l Line) bool {
+func (c *checker) abandonedSoonAfter(f *flight, l Line) bool {
 	gone, ok := c.gone[callID{f.Run, f.Call}]
 	return ok && f.Run != l.Run && gone-l.Mono < skew
 }

@@ -48,7 +48,7 @@ type place struct {
 	segments map[string]string
 }
 
-func (c *checker) of(l Line) *learnt {
+func (c *checker) instance(l Line) *learnt {
 	k := c.learnt[l.Instance]
 	if k == nil {
 		k = &learnt{}
@@ -68,7 +68,7 @@ func (c *checker) plugin(name string) *plugin {
 
 // nodeOf returns the node of a call to the node service: from NodeGetInfo if that was called, else from the line.
 func (c *checker) nodeOf(l Line) string {
-	if id := c.of(l).nodeID; id != "" {
+	if id := c.instance(l).nodeID; id != "" {
 		return id
 	}
 	return l.Node
@@ -76,7 +76,7 @@ func (c *checker) nodeOf(l Line) string {
 
 // learn records an answer that the client has received.
 func (c *checker) learn(l Line, a Answer) {
-	k, p := c.of(l), c.plugin(l.Plugin)
+	k, p := c.instance(l), c.plugin(l.Plugin)
 	switch l.RPC {
 	case "GetPluginCapabilities":
 		k.service.learn(a.Caps)
@@ -104,7 +104,7 @@ func (c *checker) learn(l Line, a Answer) {
 	case "CreateSnapshot":
 		c.snapshots[volumeKey{l.Plugin, a.Snapshot}] = named(c.snaps, volumeKey{l.Plugin, l.Name}, down)
 	case "CreateVolumeGroupSnapshot":
-		c.tookGroup(l, a)
+		c.learnGroup(l, a)
 	case "ValidateVolumeCapabilities":
 		c.volume(l.Plugin, l.Volume).confirmed(l.Usages, a.Denied)
 	case "ListVolumes", "ListSnapshots", "ControllerListVolumeHealth":
@@ -119,10 +119,10 @@ func (c *checker) learn(l Line, a Answer) {
 
 // knowsCapabilities checks R1.
 func (c *checker) knowsCapabilities(l Line) {
-	k := c.of(l)
+	k := c.instance(l)
 	switch service, name, optional := strings.Cut(needs[l.RPC], "/"); {
 	case optional:
-		c.advertised(l, service, k.of(service), name)
+		c.advertised(l, service, k.capsOf(service), name)
 	case l.RPC == "ValidateVolumeCapabilities":
 		c.advertised(l, "service", &k.service, "CONTROLLER_SERVICE")
 	case l.RPC == "NodePublishVolume" || l.RPC == "NodeUnpublishVolume":
@@ -136,7 +136,7 @@ func (c *checker) knowsCapabilities(l Line) {
 // knowsDetails checks R1 for optional parts of an RPC.
 func (c *checker) knowsDetails(l Line, k *learnt) {
 	lacks := func(service, name, what string) {
-		if set := k.of(service); set.known && !set.now[name] {
+		if set := k.capsOf(service); set.known && !set.now[name] {
 			c.report("R1", "%s of %s, but %s does not advertise %s/%s", l.RPC, what, l.Instance, service, name)
 		}
 	}
@@ -164,8 +164,8 @@ func (c *checker) knowsDetails(l Line, k *learnt) {
 	}
 }
 
-// of returns the capabilities of a service.
-func (k *learnt) of(service string) *caps {
+// capsOf returns the capabilities of a service.
+func (k *learnt) capsOf(service string) *caps {
 	switch service {
 	case "controller":
 		return &k.controller
@@ -188,6 +188,6 @@ func (c *checker) advertised(l Line, service string, set *caps, name string) {
 
 // stages reports whether NodePublish needs a staged volume: the instance announces it, or the volume is staged already.
 func (c *checker) stages(l Line, v *volume) bool {
-	return c.of(l).node.now["STAGE_UNSTAGE_VOLUME"] ||
-		c.of(l).node.ever["STAGE_UNSTAGE_VOLUME"] && v.node(c.nodeOf(l)).stage.state != down
+	return c.instance(l).node.now["STAGE_UNSTAGE_VOLUME"] ||
+		c.instance(l).node.ever["STAGE_UNSTAGE_VOLUME"] && v.node(c.nodeOf(l)).stage.state != down
 }

@@ -137,7 +137,7 @@ func (c *checker) retry(l Line, e *edge, upwards bool) {
 
 // expandable checks R30.
 func (c *checker) expandable(l Line, v *volume) {
-	switch k := c.of(l); {
+	switch k := c.instance(l); {
 	case v.grown != nil && !*v.grown:
 		c.report("R30", "NodeExpandVolume for volume %s though ControllerExpandVolume did not ask for it", l.Volume)
 	case v.grown == nil && c.plugin(l.Plugin).expands:
@@ -203,19 +203,14 @@ func (c *checker) settled() {
 			c.mustBeGone(key, &n.attach, "attached to "+id)
 		}
 	}
-	for _, key := range slices.SortedFunc(maps.Keys(c.creates), volumeKey.compare) {
-		if c.creates[key].state == unsure {
-			c.report("RU", "nobody knows whether the volume named %q exists", key.id)
-		}
-	}
-	for _, key := range slices.SortedFunc(maps.Keys(c.groups), volumeKey.compare) {
-		if c.groups[key].edge.state == unsure {
-			c.report("RU", "nobody knows whether the group snapshot named %q exists", key.id)
-		}
-	}
-	for _, key := range slices.SortedFunc(maps.Keys(c.snaps), volumeKey.compare) {
-		if c.snaps[key].state == unsure {
-			c.report("RU", "nobody knows whether the snapshot named %q exists", key.id)
+	for _, created := range []struct {
+		what  string
+		edges map[volumeKey]*edge
+	}{{"volume", c.creates}, {"group snapshot", c.groups}, {"snapshot", c.snaps}} {
+		for _, key := range slices.SortedFunc(maps.Keys(created.edges), volumeKey.compare) {
+			if created.edges[key].state == unsure {
+				c.report("RU", "nobody knows whether the %s named %q exists", created.what, key.id)
+			}
 		}
 	}
 }

@@ -31,7 +31,7 @@ func (c *checker) paths(l Line) {
 
 // whereItIs checks R12 for calls about a volume that is already staged or published.
 func (c *checker) whereItIs(l Line, v *volume, n *node) {
-	k := c.of(l).node
+	k := c.instance(l).node
 	switch {
 	case !k.known:
 	case l.Staging != "" && !k.ever["STAGE_UNSTAGE_VOLUME"]:
@@ -54,7 +54,7 @@ func (c *checker) stagingDirectory(l Line) {
 }
 
 func (c *checker) stagingIffStages(l Line) {
-	k := c.of(l).node
+	k := c.instance(l).node
 	switch {
 	case !k.known:
 	case l.Ephemeral && l.Staging != "":
@@ -128,7 +128,7 @@ func (c *checker) contexts(l Line) {
 	v := c.volume(l.Plugin, l.Volume)
 	switch l.RPC {
 	case "ControllerPublishVolume":
-		if k := c.of(l).controller; l.ReadOnly && k.known && !k.now["PUBLISH_READONLY"] {
+		if k := c.instance(l).controller; l.ReadOnly && k.known && !k.now["PUBLISH_READONLY"] {
 			c.report("R15", "ControllerPublishVolume of %s with readonly, which is not advertised", l.Volume)
 		}
 		c.volumeContext(l, v)

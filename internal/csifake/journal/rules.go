@@ -67,5 +67,4 @@ type Options struct {
 	Strict  bool     // R3: while an abandoned call still runs, only the identical request is legal
 	ByNode  bool     // R3: several hosts share a volume; see overlap
 	Allow   []string // IDs of rules that are not checked
-
 }

@@ -22,17 +22,13 @@ var update = flag.Bool("update", false, "write the table of docs/cosanity.md")
 func TestRulesAreInTheDocs(t *testing.T) {
 	const path = "../../../../docs/cosanity.md"
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	before, table, _ := strings.Cut(string(text), "## Rules\n\n")
 	var printed bytes.Buffer
 	writeRules(&printed)
 	switch {
 	case *update:
-		if err := os.WriteFile(path, []byte(before+"## Rules\n\n"+printed.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(before+"## Rules\n\n"+printed.String()), 0o644))
 	case table != printed.String():
 		t.Errorf("%s is out of date; run: go test ./internal/csifake/cmd/cosanity -update", path)
 	}
@@ -51,9 +47,7 @@ type bad struct {
 
 func dial(t *testing.T, p *csifake.Plugin, dir string) bad {
 	conn, err := grpc.NewClient("unix:"+p.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	return bad{csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewGroupControllerClient(conn),
 		csi.NewNodeClient(conn), csi.NewSnapshotMetadataClient(conn), dir, t.Context()}
@@ -138,9 +132,7 @@ func TestBadOrchestratorIsFoundOut(t *testing.T) {
 	cfg := func(scenario, name string) csifake.Config {
 		t.Helper()
 		c, err := pluginConfig([]string{"-dir", filepath.Join(work, name), "-endpoint", "not/a.socket", scenario})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		c.Socket, c.Mounts = "", false // csifake makes a directory with a short path
 		return c
 	}
@@ -190,5 +182,12 @@ func TestBadOrchestratorIsFoundOut(t *testing.T) {
 	}
 	if t.Failed() {
 		t.Log(out.String())
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -36,15 +36,11 @@ type place struct{ socket, journal, script, state, staging string }
 func newPlace(t *testing.T) place {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "h-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	p := place{socket: dir + "/csi.sock", journal: dir + "/journal", script: dir + "/script",
 		state: dir + "/state", staging: dir + "/staging"}
-	if err := os.Mkdir(p.staging, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(p.staging, 0o700))
 	return p
 }
 
@@ -56,12 +52,8 @@ func (p place) launch(t *testing.T, args ...string) *exec.Cmd {
 	cmd.Env = append(os.Environ(), "CSIFAKE_TEST_MAIN=1", "CSI_ENDPOINT=unix://"+p.socket)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -74,9 +66,7 @@ func (p place) launch(t *testing.T, args ...string) *exec.Cmd {
 
 func (p place) write(t *testing.T, script string) {
 	t.Helper()
-	if err := os.WriteFile(p.script, []byte(script), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(p.script, []byte(script), 0o600))
 }
 
 func (p place) dial(t *testing.T) csi.NodeClient { t.Helper(); return csi.NewNodeClient(p.conn(t)) }
@@ -84,9 +74,7 @@ func (p place) dial(t *testing.T) csi.NodeClient { t.Helper(); return csi.NewNod
 func (p place) conn(t *testing.T) *grpc.ClientConn {
 	t.Helper()
 	conn, err := grpc.NewClient("unix:"+p.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
 }
@@ -132,9 +120,7 @@ func TestKilledPluginProcessLeavesItsCallOpen(t *testing.T) {
 		used, err := csifake.NewBackend(p.state).Volumes()
 		return err == nil && used["v1"].Staged["node-1"] == p.staging
 	})
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Process.Kill())
 	diedBySIGKILL(t, cmd)
 	if err := <-answer; status.Code(err) != codes.Unavailable {
 		t.Errorf("the call ends with %v", err)
@@ -145,9 +131,7 @@ func TestKilledPluginProcessLeavesItsCallOpen(t *testing.T) {
 	}
 	p.launch(t, "--roles", "node", "--caps", "STAGE_UNSTAGE", "--instance", "one")
 	c = p.dial(t)
-	if err := stage(t.Context(), c, p); err != nil {
-		t.Fatal(err)
-	}
+	must(t, stage(t.Context(), c, p))
 	if err := unstage(t.Context(), c, p); err != nil {
 		t.Fatal(err)
 	}
@@ -210,9 +194,7 @@ func TestCallWaitsForAFile(t *testing.T) {
 		calls, err := csifake.Calls(p.journal, "NodeStageVolume")
 		return err == nil && len(calls) == 1 && calls[0].End == nil
 	})
-	if err := os.WriteFile(proceed, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(proceed, nil, 0o600))
 	if err := <-answer; err != nil {
 		t.Error(err)
 	}
@@ -241,9 +223,7 @@ func TestTwoProcessesWriteOneJournal(t *testing.T) {
 		}()
 	}
 	for range clients {
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
+		must(t, <-done)
 	}
 	lines, err := journal.Read(a.journal)
 	if err != nil || len(lines) != 802 {
@@ -266,4 +246,11 @@ func waitFor(t *testing.T, done func() bool) {
 		}
 	}
 	t.Fatal("what was waited for does not happen")
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
