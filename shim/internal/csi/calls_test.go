@@ -185,9 +185,7 @@ func TestCreatedIsWhatThePluginSays(t *testing.T) {
 	for _, ids := range csifake.IDForms {
 		source := ids.VolumeID("source")
 		storage := csifake.NewBackend("")
-		if err := storage.AddVolume(source, 1<<20, nil); err != nil {
-			t.Fatal(err)
-		}
+		must(t, storage.AddVolume(source, 1<<20, nil))
 		fake, f := start(t, csifake.Config{Backend: storage, IDs: ids})
 		create := func(name string) Created {
 			t.Helper()
@@ -196,9 +194,7 @@ func TestCreatedIsWhatThePluginSays(t *testing.T) {
 					Attachment: registry.FileSystem}},
 				Source: registry.Source{Volume: registry.ExternalID(source)},
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			return out
 		}
 		if got := create("copy"); got.VolumeID != ids.VolumeID("copy") || string(got.Source.Volume) != source {

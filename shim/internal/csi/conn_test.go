@@ -71,9 +71,7 @@ func (l *listener) cut() {
 func listen(t *testing.T, socket string) *listener {
 	t.Helper()
 	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	return &listener{Listener: l}
 }
@@ -122,9 +120,7 @@ func TestRepeatedCallsAreTheSameBytes(t *testing.T) {
 				VolumeID: "v", PublishContext: many, StagingPath: "/s", Usage: usage, VolumeContext: many,
 				Secrets: secrets,
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 		}
 	}
 	usual := map[string]bool{}
@@ -330,9 +326,7 @@ func TestWhatMakesADescriptionOutdated(t *testing.T) {
 func TestNewProcessDescribesItselfFirst(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
 	unpublish := mutatingCall(registry.NodeUnpublishRPC)
-	if err := unpublish.do(patient(t), f); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unpublish.do(patient(t), f))
 	fake.Kill()
 	fake = csifake.Start(t, fake.Config())
 	answers(t, open(t, f))
@@ -340,9 +334,7 @@ func TestNewProcessDescribesItselfFirst(t *testing.T) {
 		t.Errorf("the same plugin again: %v", err)
 	}
 	all, err := fake.Calls()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	last, asked := "", false
 	for _, c := range all { // of all processes: what precedes the last call is what matters
 		if c.RPC == "NodeUnpublishVolume" {
@@ -402,9 +394,7 @@ func TestCallsOfARetiringProcessEnd(t *testing.T) {
 	_, old := serve(t, socket, func([]byte) { close(arrived); <-finish })
 	c := newConn("disk", socket, dial, &sentSecrets{}, &CallMetrics{})
 	l, err := c.connect(patient(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ended := make(chan error, 1)
 	request, reply := &csi.ProbeRequest{}, &csi.ProbeResponse{}
 	go func() { ended <- l.invoke(patient(t), &callTrace{}, "Identity", "Probe", request, reply) }()
@@ -426,9 +416,7 @@ func TestCallsOfARetiringProcessEnd(t *testing.T) {
 func hungUp(t *testing.T, conn net.Conn) (is bool) {
 	t.Helper()
 	raw, err := conn.(*net.UnixConn).SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	err = raw.Control(func(fd uintptr) {
 		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
 		_, _ = unix.Poll(poll, 0)

@@ -31,9 +31,7 @@ func TestListVolumesPassesEntriesOn(t *testing.T) {
 		return replies[len(asked)-1], nil
 	})
 	first, err := f.ListVolumes(patient(t), controllerKey, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := []Entry{{Volume: "vol-1", Nodes: []registry.NodeID{"n1", "n2"}}, {Volume: "vol-2"}}
 	if first.Next != "more" || !slices.EqualFunc(first.Entries, want, func(a, b Entry) bool {
 		return a.Volume == b.Volume &&
@@ -62,9 +60,7 @@ func TestListVolumesDistinguishesDeathFromAnswer(t *testing.T) {
 		"it panics after its last page": {csifake.Rule{RPC: "ListVolumes", When: csifake.After, Crash: true}, true},
 	} {
 		fake, f := start(t, csifake.Config{Caps: []string{"LIST_VOLUMES"}})
-		if err := fake.Script(c.rule); err != nil {
-			t.Fatal(err)
-		}
+		must(t, fake.Script(c.rule))
 		ctx, cancel := context.WithCancel(patient(t))
 		if c.rule.Hang == csifake.ForEver {
 			time.AfterFunc(time.Second, cancel)

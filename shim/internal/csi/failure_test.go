@@ -79,10 +79,7 @@ func TestOutcomeOfEveryCode(t *testing.T) {
 		for _, code := range codesTable {
 			fake.ClearScript()
 			said := "it says: " + strings.Join(canaries, ", ") + fmt.Sprintf(" and %q pin 77", canaryQuoted)
-			fake.On(string(c.rpc)).Answer(
-				func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
-					return nil, status.Error(code.code, said)
-				})
+			fake.On(string(c.rpc)).Reply(nil, status.Error(code.code, said))
 			outcome := registry.OutcomeUncertain
 			if code.sure || c.rpc == validateRPC || c.rpc == registry.NodeStatsRPC || c.rpc.Alters() &&
 				slices.Contains(vague, code.name) {
@@ -156,14 +153,10 @@ func TestNoAnswerIsUncertain(t *testing.T) {
 		{"connection closed", "CANCELLED", registry.ErrUnavailable, nil,
 			func(f *Fleet, _ context.CancelFunc) { f.Close(taskKey) }},
 		{"oversized answer", registry.CodeUnreadable, registry.ErrInternal, func(e csifake.Expect) {
-			e.Answer(func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
-				return &csi.ControllerPublishVolumeResponse{PublishContext: big}, nil
-			})
+			e.Reply(&csi.ControllerPublishVolumeResponse{PublishContext: big}, nil)
 		}, nil},
 		{"answer of another type", registry.CodeUnreadable, registry.ErrInternal, func(e csifake.Expect) {
-			e.Answer(func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
-				return &csi.GetPluginInfoResponse{Name: "\x0a"}, nil
-			})
+			e.Reply(&csi.GetPluginInfoResponse{Name: "\x0a"}, nil)
 		}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -202,10 +195,7 @@ func TestOversizedAnswerIsNoFullStorage(t *testing.T) {
 		for _, size := range []int{maxAnswer, maxAnswer + 1, 16 << 20} {
 			big := map[string]string{"big": strings.Repeat("x", size)}
 			fake.ClearScript()
-			fake.On(string(attach.rpc)).Answer(
-				func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
-					return &csi.ControllerPublishVolumeResponse{PublishContext: big}, nil
-				})
+			fake.On(string(attach.rpc)).Reply(&csi.ControllerPublishVolumeResponse{PublishContext: big}, nil)
 			wantCallError(t, "oversized", attach.do(patient(t), f), attach, registry.OutcomeUncertain,
 				registry.CodeUnreadable, registry.ErrInternal)
 		}

@@ -1,7 +1,6 @@
 package csi
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"reflect"
@@ -28,9 +27,7 @@ func TestDescribeReturnsAFingerprintPerRole(t *testing.T) {
 			"node/98", "GROUP_CONTROLLER_SERVICE", "CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT"},
 	})
 	got, err := open(t, f).Describe(patient(t), bothRoles)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := map[registry.Role]registry.Fingerprint{
 		registry.RoleController: {Provider: "disk.example.org", Version: "1.2.3", Capabilities: []registry.Capability{
 			"controller.99", registry.AttachDetach, "expansion.ONLINE", registry.GroupSnapshots,
@@ -64,9 +61,7 @@ func TestProbeWithoutReadyMeansReady(t *testing.T) {
 		{nil, status.Error(codes.Unimplemented, "no Probe"), false},
 	} {
 		fake.ClearScript()
-		fake.On("Probe").Answer(func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
-			return p.reply, p.err
-		})
+		fake.On("Probe").Reply(p.reply, p.err)
 		ready, err := c.Probe(patient(t))
 		if ready != p.ready || (err == nil) != (p.err == nil) {
 			t.Errorf("%v, %v: ready %v, %v", p.reply, p.err, ready, err)
@@ -141,9 +136,7 @@ func TestOddDescriptionsAreRefusedOrTolerated(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			fake, f := start(t, csifake.Config{Caps: []string{"STAGE_UNSTAGE"}})
-			fake.On(c.rpc).Answer(func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
-				return c.reply, c.err
-			})
+			fake.On(c.rpc).Reply(c.reply, c.err)
 			got, err := open(t, f).Describe(patient(t), bothRoles)
 			if c.want == "" {
 				if err != nil || len(got) != 2 || len(got[registry.RoleNode].Capabilities) > 3*maxCapabilities {
@@ -203,22 +196,17 @@ func TestOnlyKnownCapabilitiesAreConfirmed(t *testing.T) {
 		return &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode}}
 	}
 	withMount := capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)
-	withMount.AccessType = &csi.VolumeCapability_Mount{}
 	withBlock := capability(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)
 	withBlock.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
-	withMount.AccessType.(*csi.VolumeCapability_Mount).Mount = &csi.VolumeCapability_MountVolume{}
+	withMount.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}}
 	unknown := capability(99)
 	unknown.AccessType = withBlock.AccessType
-	fake.On("ValidateVolumeCapabilities").Answer(
-		func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
-			list := []*csi.VolumeCapability{
-				{}, unknown, capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER), withMount, withBlock,
-			}
-			return &csi.ValidateVolumeCapabilitiesResponse{
-				Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{VolumeCapabilities: list},
-				Message:   fmt.Sprint("see ", canaries),
-			}, nil
-		})
+	fake.On("ValidateVolumeCapabilities").Reply(&csi.ValidateVolumeCapabilitiesResponse{
+		Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{VolumeCapabilities: []*csi.VolumeCapability{
+			{}, unknown, capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER), withMount, withBlock,
+		}},
+		Message: fmt.Sprint("see ", canaries),
+	}, nil)
 	got, err := f.Validate(patient(t), controllerKey, validateRequest)
 	want := []registry.VolumeCapability{
 		{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}, {Access: registry.MultiNodeReaderOnly,

@@ -44,9 +44,7 @@ func patient(t *testing.T) context.Context {
 func socketDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "h-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }
@@ -57,9 +55,7 @@ func process(t *testing.T, socket string) (kill func()) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), "DRIVER_TEST_PLUGIN="+socket)
 	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	kill = sync.OnceFunc(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	t.Cleanup(kill)
 	return kill
@@ -138,9 +134,7 @@ func register(f *Fleet, instances table) {
 func assumeDescribed(t *testing.T, f *Fleet) *Fleet {
 	t.Helper()
 	l, err := open(t, f).connect(patient(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l.setDescription(map[registry.Role]registry.Fingerprint{registry.RoleNode: {}, registry.RoleController: {}})
 	return f
 }
@@ -149,9 +143,7 @@ func assumeDescribed(t *testing.T, f *Fleet) *Fleet {
 func open(t *testing.T, f *Fleet) *Conn {
 	t.Helper()
 	c, _, err := f.of(nodeKey)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }
 
@@ -187,9 +179,7 @@ var introductions = []string{"GetPluginInfo", "GetPluginCapabilities", "Controll
 func callsOf(t *testing.T, fake *csifake.Plugin, rpcs ...string) []journal.Call {
 	t.Helper()
 	all, err := fake.Calls(rpcs...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if len(rpcs) == 0 {
 		all = slices.DeleteFunc(all, func(c journal.Call) bool { return slices.Contains(introductions, c.RPC) })
 	}
@@ -203,5 +193,12 @@ func wantNone(t *testing.T, what, s string, words ...string) {
 		if strings.Contains(s, w) {
 			t.Errorf("%s shows %q: %s", what, w, s)
 		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -17,12 +17,7 @@ import (
 	"holdfast/registry"
 )
 
-func askStats(ctx context.Context, f *Fleet) ([]registry.VolumeUsage, error) {
-	report, err := askReport(ctx, f)
-	return report.Usage, err
-}
-
-func askReport(ctx context.Context, f *Fleet) (registry.VolumeReport, error) {
+func askStats(ctx context.Context, f *Fleet) (registry.VolumeReport, error) {
 	return f.Stats(ctx, nodeKey, StatsRequest{
 		VolumeID: "vol-1", Path: "/t", StagingPath: "/s",
 		Private: known.known,
@@ -83,7 +78,8 @@ func TestStatsOfEveryAnswer(t *testing.T) {
 		"too many":       {big, usagesTo(maxUnits), ""},
 	} {
 		asked := scriptStats(fake, &csi.NodeGetVolumeStatsResponse{Usage: c.answer}, nil)
-		got, err := askStats(patient(t), f)
+		report, err := askStats(patient(t), f)
+		got := report.Usage
 		if call, is := errors.AsType[*registry.CallError](err); (c.broken != "") != is || is &&
 			(!strings.Contains(call.Detail, c.broken) ||
 				call.Code != "OK" || call.Outcome != registry.OutcomeFailed || !errors.Is(err, registry.ErrInternal)) {
@@ -116,9 +112,7 @@ var oldCaps = append([]string{"VOLUME_CONDITION"}, csifake.AllCaps...)
 // answers that have it, on one line and without secrets.
 func TestConditionOfAnOldPluginIsRead(t *testing.T) {
 	backend := csifake.NewBackend("")
-	if err := backend.AddVolume("vol-1", 1<<20, nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, backend.AddVolume("vol-1", 1<<20, nil))
 	fake, f := start(t, csifake.Config{Caps: oldCaps, Backend: backend})
 	said, err := open(t, f).Describe(patient(t), bothRoles)
 	if err != nil || !said[registry.RoleNode].Has(registry.NodeCondition) ||
@@ -127,7 +121,7 @@ func TestConditionOfAnOldPluginIsRead(t *testing.T) {
 	}
 	conditions := map[string]func() (*registry.Condition, error){
 		"NodeGetVolumeStats": func() (*registry.Condition, error) {
-			report, err := askReport(patient(t), f)
+			report, err := askStats(patient(t), f)
 			return report.Condition, err
 		},
 		"ListVolumes": func() (*registry.Condition, error) {
@@ -142,7 +136,7 @@ func TestConditionOfAnOldPluginIsRead(t *testing.T) {
 		for _, abnormal := range []bool{false, true} {
 			fake.ClearScript()
 			says := csifake.Condition{Abnormal: abnormal, Message: "source path\x1b[2J\ndoesn't exist: " + canarySecret}
-			fake.On("NodeGetVolumeStats").Answer(statsOf(&csi.NodeGetVolumeStatsResponse{}, says))
+			fake.On("NodeGetVolumeStats").Reply(statsOf(says), nil)
 			fake.On("ListVolumes").Rule(csifake.Rule{Condition: &says})
 			f.secretsOf("disk").add([]secret{{"", canarySecret}})
 			got, err := ask()
@@ -202,10 +196,11 @@ func health(entries ...*csi.VolumeHealth_VolumeHealthEntry) *csi.VolumeHealth {
 	return &csi.VolumeHealth{VolumeId: "vol-1", HealthStatuses: entries}
 }
 
-// statsOf answers with the condition as an old plugin encodes it.
-func statsOf(reply proto.Message, c csifake.Condition) csifake.Answer {
+// statsOf returns stats with the condition as an old plugin encodes it.
+func statsOf(c csifake.Condition) proto.Message {
+	reply := &csi.NodeGetVolumeStatsResponse{}
 	reply.ProtoReflect().SetUnknown(protowire.AppendBytes(protowire.AppendTag(nil, 2, protowire.BytesType), encoded(c)))
-	return func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) { return reply, nil }
+	return reply
 }
 
 func encoded(c csifake.Condition) []byte {

@@ -23,9 +23,7 @@ func anyMethod(t *testing.T, serve func(method string, s grpc.ServerStream) erro
 	t.Helper()
 	socket := filepath.Join(socketDir(t), "csi.sock")
 	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	server := grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
 		method, _ := grpc.MethodFromServerStream(s)
 		return serve(method, s)
@@ -39,13 +37,9 @@ func anyMethod(t *testing.T, serve func(method string, s grpc.ServerStream) erro
 func message(t *testing.T, name string) *emptypb.Empty {
 	t.Helper()
 	text, err := proto.Marshal(&csi.NodeGetInfoResponse{NodeId: name})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var m emptypb.Empty
-	if err := proto.Unmarshal(text, &m); err != nil {
-		t.Fatal(err)
-	}
+	must(t, proto.Unmarshal(text, &m))
 	return &m
 }
 

@@ -17,8 +17,6 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
 
 	"holdfast/internal/csifake"
@@ -152,18 +150,14 @@ func FuzzRedact(f *testing.F) {
 
 // leakSecrets makes every call of the plugin fail with all secrets in the text.
 func leakSecrets(fake *csifake.Plugin) {
-	fake.On("").Answer(func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
-		return nil, status.Error(codes.Internal, "it says: "+strings.Join(canaries[:len(canaries)-1],
-			", ")+fmt.Sprintf(" and %q", canaryQuoted))
-	})
+	fake.On("").Code(codes.Internal, "it says: "+strings.Join(canaries[:len(canaries)-1], ", ")+
+		fmt.Sprintf(" and %q", canaryQuoted))
 }
 
 // A secret of one call does not appear in the error of another call or of a probe.
 func TestSecretsDoNotLeakIntoOtherCalls(t *testing.T) {
 	fake, f := start(t, csifake.Config{})
-	fake.On("").Answer(func(context.Context, proto.Message, proto.Message, error) (proto.Message, error) {
-		return &csi.NodeStageVolumeResponse{}, nil
-	})
+	fake.On("").Reply(&csi.NodeStageVolumeResponse{}, nil)
 	for _, c := range mutating {
 		_ = c.do(patient(t), f)
 	}
@@ -254,9 +248,7 @@ func TestFailedProbeBuildsNoMasks(t *testing.T) {
 		f.secretsOf("other").add([]secret{{"", fmt.Sprint("other-number-", i)}})
 	}
 	c, err := f.Connect("disk", taskKey, registry.Endpoint{Host: filepath.Join(socketDir(t), "none.sock")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	probe := func() {
 		if _, err := c.Probe(context.Background()); err == nil {
 			t.Error("a probe without a listener succeeded")

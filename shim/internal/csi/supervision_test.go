@@ -100,9 +100,7 @@ func (p *pluginTasks) start(id registry.AllocID) (*csifake.Plugin, registry.Inst
 	p.t.Helper()
 	text := "task \"t\" {\n driver = \"exec\"\n csi_plugin {\n id = \"p\"\n type = \"controller\"\n}\n}\n"
 	job, diags := config.ParseJob(config.Source{Name: "p.hcl", Text: []byte(text)}, config.Options{})
-	if err := diags.Err(); err != nil {
-		p.t.Fatal(err)
-	}
+	must(p.t, diags.Err())
 	at := hooks.AllocTask{Alloc: id, Task: "t", Attempt: 1, Isolated: true, Sealed: job.Groups[0].Tasks[0].Sealed}
 	k := registry.InstanceKey{Role: registry.RoleController, Plugin: "p", Alloc: id, Task: "t"}
 	registered := make(chan struct{})
@@ -161,9 +159,7 @@ func TestStoppingAPluginTaskLetsCallsEnd(t *testing.T) {
 		t.Errorf("a call that was at the plugin as its task was stopped: %v", err)
 	}
 	calls, err := fake.Calls("CreateVolume")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if len(calls) != 1 || calls[0].End == nil || calls[0].End.Code != "OK" || calls[0].Abandoned {
 		t.Errorf("the plugin's journal: %+v", calls)
 	}

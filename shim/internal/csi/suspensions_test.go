@@ -35,9 +35,7 @@ func dieDuringListVolumes(t *testing.T, c *Suspensions, n int) (events []string)
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return events
 }
 
@@ -56,9 +54,7 @@ func TestUnwrittenSuspensionIsEndedByARestart(t *testing.T) {
 	}
 	c := NewSuspensions(dir)
 	dieDuringListVolumes(t, c, 1)
-	if err := os.Remove(dir); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(dir))
 	why, advice := c.Reason(registry.ListVolumesRPC, ebs)
 	if !strings.Contains(why, "died") || !strings.Contains(advice, "restart the agent") ||
 		strings.Contains(advice, "rm ") {
@@ -86,9 +82,7 @@ func TestSuspensionNamesTheWaysOut(t *testing.T) {
 			t.Errorf("%q is not in %q", way, advice)
 		}
 	}
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(file))
 	if why, _ := c.Reason(registry.ListVolumesRPC, ebs); why != "" {
 		t.Errorf("after rm: %q", why)
 	}

@@ -82,7 +82,7 @@ type env struct {
 
 func newEnv(t *testing.T) *env {
 	e := &env{t: t, tasks: []registry.Role{registry.RoleController, registry.RoleNode}}
-	e.answer = func(context.Context, driver.Passed) (bool, error) { return true, nil }
+	e.reply(nil)
 	calls := intent.Calls{
 		Sender: intent.Sender{State: registrytest.NewLog(time.Now), Now: time.Now}, Plugins: e, Locks: &intent.Locks{},
 		Expected: func(_ registry.View, role registry.Role, id registry.PluginID) bool {
@@ -152,17 +152,21 @@ func (e *env) call(ctx context.Context, full string, request proto.Message) erro
 		Repeated: e.repeated}, func(*emptypb.Empty) error { return nil })
 }
 
+// run makes the call of a step.
+func (e *env) run(ctx context.Context, s step) error { return e.call(ctx, s.method, s.request) }
+
+// reply answers all further calls with the error, or with OK.
+func (e *env) reply(err error) {
+	e.answer = func(context.Context, driver.Passed) (answered bool, _ error) { return true, err }
+}
+
 // raw returns the message as a server gets it that does not know the type.
 func raw(t *testing.T, m proto.Message) *emptypb.Empty {
 	t.Helper()
 	text, err := proto.Marshal(m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var out emptypb.Empty
-	if err := proto.Unmarshal(text, &out); err != nil {
-		t.Fatal(err)
-	}
+	must(t, proto.Unmarshal(text, &out))
 	return &out
 }
 
@@ -174,9 +178,7 @@ func (e *env) uses() (list []string) {
 		}
 		return nil
 	})
-	if err != nil {
-		e.t.Fatal(err)
-	}
+	must(e.t, err)
 	return list
 }
 
@@ -266,7 +268,7 @@ func TestUsesAreRecordedUntilTheyEnd(t *testing.T) {
 					if len(s.answers) > 0 {
 						want = s.answers[len(s.answers)-1]
 					}
-					if err := e.call(t.Context(), s.method, s.request); !errors.Is(err, want) {
+					if err := e.run(t.Context(), s); !errors.Is(err, want) {
 						t.Fatalf("step %d: %v, want %v", i, err, want)
 					}
 					if uses := e.uses(); !slices.Equal(uses, s.uses) {
@@ -282,7 +284,7 @@ func TestUsesAreRecordedUntilTheyEnd(t *testing.T) {
 func TestManyUsesEnd(t *testing.T) {
 	for name, end := range map[string]func(*env) error{
 		"detached from every node": func(e *env) error {
-			e.answer = func(context.Context, driver.Passed) (bool, error) { return true, nil }
+			e.reply(nil)
 			return e.call(t.Context(), "Controller/ControllerUnpublishVolume",
 				&csi.ControllerUnpublishVolumeRequest{VolumeId: volume})
 		},
@@ -309,16 +311,10 @@ func TestUseOfAKilledShimsCallIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEnv(t)
 		use := registry.EndpointUse{Volume: key, Call: registry.NodePublishRPC, Target: target, Node: e.Node}
-		_, err := e.State.Commit(t.Context(), func(registry.View) (registry.Change, error) {
-			return registry.Change{Put: []registry.Record{use}}, nil
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		registrytest.Put(t, e.State, use)
 		refused := failed(registry.OutcomeFailed)
-		e.answer = func(context.Context, driver.Passed) (bool, error) { return true, refused }
-		s := publish()
-		if err := e.call(t.Context(), s.method, s.request); !errors.Is(err, refused) || len(e.uses()) != 1 {
+		e.reply(refused)
+		if err := e.run(t.Context(), publish()); !errors.Is(err, refused) || len(e.uses()) != 1 {
 			t.Errorf("%v, uses %q", err, e.uses())
 		}
 		e.answer = func(context.Context, driver.Passed) (bool, error) {
@@ -327,12 +323,12 @@ func TestUseOfAKilledShimsCallIsKept(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if err := e.call(ctx, s.method, s.request); !errors.Is(err, context.DeadlineExceeded) || len(e.uses()) != 1 {
+		if err := e.run(ctx, publish()); !errors.Is(err, context.DeadlineExceeded) || len(e.uses()) != 1 {
 			t.Errorf("%v, uses %q", err, e.uses())
 		}
 		e.setAbsent(false)
-		e.answer = func(context.Context, driver.Passed) (bool, error) { return true, nil }
-		err = e.call(t.Context(), "Node/NodeUnpublishVolume",
+		e.reply(nil)
+		err := e.call(t.Context(), "Node/NodeUnpublishVolume",
 			&csi.NodeUnpublishVolumeRequest{VolumeId: volume, TargetPath: target})
 		if err != nil || len(e.uses()) != 0 {
 			t.Errorf("%v, uses %q", err, e.uses())
@@ -349,8 +345,7 @@ func TestUseIsNotRecordedDuringAPause(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		var call sync.WaitGroup
 		call.Go(func() {
-			s := publish()
-			if err := e.call(ctx, s.method, s.request); !errors.Is(err, intent.ErrReleased) {
+			if err := e.run(ctx, publish()); !errors.Is(err, intent.ErrReleased) {
 				t.Error(err)
 			}
 		})
@@ -368,17 +363,14 @@ func TestUncertainCallIsRepeatedWhereItMayRun(t *testing.T) {
 	e := newEnv(t)
 	e.members = []registry.AllocID{"old"}
 	uncertain := failed(registry.OutcomeUncertain)
-	e.answer = func(context.Context, driver.Passed) (bool, error) { return true, uncertain }
-	s := publish()
-	if err := e.call(t.Context(), s.method, s.request); !errors.Is(err, uncertain) {
+	e.reply(uncertain)
+	if err := e.run(t.Context(), publish()); !errors.Is(err, uncertain) {
 		t.Fatal(err)
 	}
 	e.members = []registry.AllocID{"new", "old"}
-	e.answer = func(context.Context, driver.Passed) (bool, error) { return true, nil }
+	e.reply(nil)
 	for range 2 { // the outcome is known before the second call, which goes to the active instance
-		if err := e.call(t.Context(), s.method, s.request); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.run(t.Context(), publish()))
 	}
 	if want := []registry.AllocID{"old", "old", "new"}; !slices.Equal(e.sentTo, want) {
 		t.Errorf("calls went to %q, want %q", e.sentTo, want)
@@ -396,18 +388,11 @@ func TestVolumesOfHoldfastAreNotChanged(t *testing.T) {
 	e := newEnv(t)
 	own := registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: "data", Plugin: key.Plugin,
 		External: key.External}, State: registry.VolumeReady}
-	_, err := e.State.Commit(t.Context(), func(registry.View) (registry.Change, error) {
-		return registry.Change{Put: []registry.Record{own}}, nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	registrytest.Put(t, e.State, own)
 	for _, name := range slices.Sorted(maps.Keys(effects)) {
 		m, _ := parseMethod("/csi.v1." + name)
 		request, err := m.decode(&emptypb.Empty{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		field := request.ProtoReflect().Descriptor().Fields().ByName("volume_id")
 		if field == nil {
 			continue
@@ -429,12 +414,7 @@ func TestSnapshotsOfHoldfastAreNotDeleted(t *testing.T) {
 	group := registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: "default", ID: "g",
 		Volumes: []registry.VolumeID{"data"}}, Plugin: key.Plugin, External: "group-1", State: registry.SnapshotReady,
 		Members: []registry.GroupMember{{Volume: "data", Source: key.External, External: "snap-1"}}}
-	_, err := e.State.Commit(t.Context(), func(registry.View) (registry.Change, error) {
-		return registry.Change{Put: []registry.Record{group}}, nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	registrytest.Put(t, e.State, group)
 	for _, c := range []struct {
 		method  string
 		request proto.Message
@@ -485,7 +465,7 @@ func TestCallsForOneObjectAreMadeOneAtATime(t *testing.T) {
 				var all sync.WaitGroup
 				for i, s := range []step{c.first, c.second} {
 					all.Go(func() {
-						if err := e.call(t.Context(), s.method, s.request); err != nil {
+						if err := e.run(t.Context(), s); err != nil {
 							t.Error(err)
 						}
 					})
@@ -520,8 +500,7 @@ func TestCallIsRepeatedAtTheNextInstance(t *testing.T) {
 			time.AfterFunc(time.Minute, func() { e.setAbsent(false) })
 			return false, lost()
 		}
-		s := publish()
-		if err := e.call(t.Context(), s.method, s.request); err != nil || len(e.sent) != 2 {
+		if err := e.run(t.Context(), publish()); err != nil || len(e.sent) != 2 {
 			t.Errorf("%v; sent %q", err, e.sent)
 		}
 	})
@@ -539,9 +518,8 @@ func TestCallsReachTheInstanceThatServesTheMount(t *testing.T) {
 		e := newEnv(t)
 		e.fuse, e.members = c.fuse, []registry.AllocID{"old"}
 		unpublish := &csi.NodeUnpublishVolumeRequest{VolumeId: volume, TargetPath: target}
-		s := publish()
 		for i, err := range []error{
-			e.call(t.Context(), s.method, s.request),
+			e.run(t.Context(), publish()),
 			func() error {
 				e.members = []registry.AllocID{"new", "old"}
 				return e.call(t.Context(), "Node/NodeGetVolumeStats", &csi.NodeGetVolumeStatsRequest{VolumeId: "other"})
@@ -570,7 +548,7 @@ func TestCallChoosesItsInstanceOnceTheVolumeIsFree(t *testing.T) {
 		stage := &csi.NodeStageVolumeRequest{VolumeId: volume, StagingTargetPath: "/staging"}
 		for _, s := range []step{{method: "Node/NodeStageVolume", request: stage}, publish()} {
 			all.Go(func() {
-				if err := e.call(t.Context(), s.method, s.request); err != nil {
+				if err := e.run(t.Context(), s); err != nil {
 					t.Error(err)
 				}
 			})
@@ -590,8 +568,8 @@ func TestCallHoldsNoLockWhileItWaitsForAnInstance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEnv(t)
 		e.setAbsent(true)
-		s, done := publish(), make(chan error, 1)
-		go func() { done <- e.call(t.Context(), s.method, s.request) }()
+		done := make(chan error, 1)
+		go func() { done <- e.run(t.Context(), publish()) }()
 		synctest.Wait()
 		if busy := e.Locks.Busy(key); busy != "" {
 			t.Errorf("%s holds the lock of the volume", busy)
@@ -638,8 +616,7 @@ func TestRepeatedCallWaitsForItsEarlierTry(t *testing.T) {
 				}
 				return true, &registry.CallError{Code: "ABORTED", Outcome: registry.OutcomeUncertain}
 			}
-			s := publish()
-			err := e.call(t.Context(), s.method, s.request)
+			err := e.run(t.Context(), publish())
 			if code := status.Code(Status(err)); repeated && (err != nil || len(e.sent) != 4) ||
 				!repeated && (code != codes.Aborted || len(e.sent) != 1) {
 				t.Errorf("repeated %v: %v, sent %q", repeated, err, e.sent)
@@ -652,9 +629,7 @@ func TestRepeatedCallWaitsForItsEarlierTry(t *testing.T) {
 func TestInvalidTokenIsPassedOn(t *testing.T) {
 	e := newEnv(t)
 	e.Since, e.repeated = time.Now(), true
-	e.answer = func(context.Context, driver.Passed) (bool, error) {
-		return true, &registry.CallError{Code: "ABORTED", Outcome: registry.OutcomeFailed}
-	}
+	e.reply(&registry.CallError{Code: "ABORTED", Outcome: registry.OutcomeFailed})
 	err := e.call(t.Context(), "Controller/ListVolumes", &csi.ListVolumesRequest{StartingToken: "x"})
 	if status.Code(Status(err)) != codes.Aborted || len(e.sent) != 1 {
 		t.Errorf("%v, sent %q", err, e.sent)
@@ -711,5 +686,12 @@ func TestUnknownMethodsAndFieldsPass(t *testing.T) {
 	e := newEnv(t)
 	if err := e.call(t.Context(), "no method", newer); status.Code(Status(err)) != codes.Unimplemented {
 		t.Error(err)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }
