@@ -61,7 +61,7 @@ func (v Offline) Examine(ctx context.Context) (Diagnosis, error) {
 		out, err = d.Examine(ctx)
 		return err
 	})
-	if refused := store.Usable(layout.Database()); err == nil && errors.Is(refused, registry.ErrDenied) {
+	if refused := store.CheckAccess(layout.Database()); err == nil && errors.Is(refused, registry.ErrDenied) {
 		out.Findings = append(out.Findings, registry.Finding{
 			Kind: registry.FoundDamage, Path: layout.Database(),
 			Detail: fmt.Sprintf("no shim opens this file: %v", refused),
@@ -119,7 +119,7 @@ func noState(state string) error {
 
 // checkStateFile returns nil if the state file exists and is intact.
 func checkStateFile(ctx context.Context, l hooks.Layout) error {
-	err := store.Sound(ctx, l.Database())
+	err := store.VerifyFile(ctx, l.Database())
 	if errors.Is(err, registry.ErrNotFound) {
 		return registry.Errorf(registry.ErrNotFound,
 			"%w: there are no records yet; start an agent first", err)
@@ -132,7 +132,7 @@ func checkStateFile(ctx context.Context, l hooks.Layout) error {
 func copyState(ctx context.Context, l hooks.Layout, to string) (used bool, err error) {
 	for range copyTries {
 		if used, err = copyLocked(l.Database(), to); err == nil {
-			err = store.Sound(ctx, to)
+			err = store.VerifyFile(ctx, to)
 		}
 		if !used || !errors.Is(err, registry.ErrDamaged) {
 			break
@@ -141,7 +141,7 @@ func copyState(ctx context.Context, l hooks.Layout, to string) (used bool, err e
 	_, mounts := os.Lstat(l.MountRoot())
 	switch {
 	case errors.Is(err, registry.ErrDamaged):
-		return used, store.Sound(ctx, l.Database()) // so that the error names the original
+		return used, store.VerifyFile(ctx, l.Database()) // so that the error names the original
 	case errors.Is(err, fs.ErrNotExist) && mounts == nil:
 		return false, nil
 	case errors.Is(err, fs.ErrNotExist):

@@ -375,10 +375,10 @@ func TestLockLimitDoesNotEndVerification(t *testing.T) {
 	}
 }
 
-// Sound accepts an intact file and refuses a damaged one. It changes neither.
-func TestSound(t *testing.T) {
+// VerifyFile accepts an intact file and refuses a damaged one. It changes neither.
+func TestVerifyFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "shim.db")
-	if err := Sound(t.Context(), path); !errors.Is(err, registry.ErrNotFound) {
+	if err := VerifyFile(t.Context(), path); !errors.Is(err, registry.ErrNotFound) {
 		t.Errorf("without a file: %v", err)
 	}
 	whole := sample(t)
@@ -391,7 +391,7 @@ func TestSound(t *testing.T) {
 		if err := os.WriteFile(path, c.file, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := Sound(t.Context(), path); !errors.Is(err, c.want) {
+		if err := VerifyFile(t.Context(), path); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v", what, err)
 		}
 		after, err := os.ReadFile(path)

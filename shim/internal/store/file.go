@@ -45,9 +45,9 @@ func ensureDir(dir string) error {
 	return checkOwner(dir, info, 0o077, fmt.Sprintf("chmod %o", dirMode))
 }
 
-// Usable returns why a shim could not open the state file because of the permissions, owner or type of the file or its
-// directory. It does not read the file and takes no lock.
-func Usable(path string) error {
+// CheckAccess returns why a shim could not open the state file because of the permissions, owner or type of the file or
+// its directory. It does not read the file and takes no lock.
+func CheckAccess(path string) error {
 	if err := ensureDir(filepath.Dir(path)); err != nil {
 		return err
 	}

@@ -115,16 +115,16 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 // openVerified verifies and opens the file. It does not verify a file that was just created, or that is as the previous
 // shim left it (Options.ReleasedAt).
 func openVerified(ctx context.Context, path string, options Options) (*os.File, *bolt.DB, state, error) {
-	for vouched := options.ReleasedAt != (registry.Revision{}); ; vouched = false {
+	for trusted := options.ReleasedAt != (registry.Revision{}); ; trusted = false {
 		file, created, err := openWithin(ctx, path, options)
 		if err != nil {
 			return nil, nil, state{}, err
 		}
-		if vouched && checkMetas(file) != nil {
+		if trusted && checkMetas(file) != nil {
 			_ = file.Close()
 			continue
 		}
-		if !vouched && !created {
+		if !trusted && !created {
 			if err := verified(ctx, file); err != nil {
 				if errors.Is(err, registry.ErrDamaged) {
 					err = quarantine(path, file, options.Now(), err)
@@ -134,7 +134,7 @@ func openVerified(ctx context.Context, path string, options Options) (*os.File, 
 			}
 		}
 		db, found, err := openBolt(path, file, options.Throwaway)
-		if vouched && (err != nil || found.revision() != options.ReleasedAt) {
+		if trusted && (err != nil || found.revision() != options.ReleasedAt) {
 			if err == nil {
 				_ = db.Close()
 			}

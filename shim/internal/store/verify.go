@@ -285,10 +285,10 @@ func checkContent(tx *bolt.Tx) error {
 	})
 }
 
-// Sound returns nil if the file at path is intact: its pages, each checksum, and the number of records. It writes
+// VerifyFile returns nil if the file at path is intact: its pages, each checksum, and the number of records. It writes
 // nothing. ErrDamaged names the first damage; a file that is written to meanwhile may look damaged. ErrNotFound means
 // that there is no file.
-func Sound(ctx context.Context, path string) error {
+func VerifyFile(ctx context.Context, path string) error {
 	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return registry.Errorf(registry.ErrNotFound, "state file: %w", err)
