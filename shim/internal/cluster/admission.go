@@ -114,14 +114,14 @@ func viewed[T any](ctx context.Context, s registry.State, read func(registry.Vie
 	return result, err
 }
 
-// behind reports whether this node was declared lost and has not taken down its volumes since.
-func (s *State) behind(v registry.View) bool {
+// mustTakeDown reports whether this node was declared lost and has not taken down its volumes since.
+func (s *State) mustTakeDown(v registry.View) bool {
 	node, _ := v.Node(s.node)
 	return node.Lost() || node.Epoch > s.copyIn(v).Epoch
 }
 
-// mounted reports whether a volume may be mounted on this node.
-func mounted(v registry.View) bool {
+// mayHaveMounts reports whether a volume may be mounted on this node.
+func mayHaveMounts(v registry.View) bool {
 	for _, p := range v.Stagings() {
 		if p.State != registry.MarkNone {
 			return true
@@ -147,7 +147,7 @@ func (n *Node) Admitted(v registry.View) error {
 		return registry.Errorf(registry.ErrUnavailable, "node %s is being fenced by node %s, and waits for the outcome",
 			node.Name, node.Fencing.By)
 	}
-	if n.State.behind(v) {
+	if n.State.mustTakeDown(v) {
 		return registry.Errorf(registry.ErrUnavailable, "%s; its volumes are being taken down", node)
 	}
 	return nil

@@ -60,7 +60,7 @@ func (a *Attacher) FeasibleAttach(
 	at, _ := view.Attachment(registry.AttachmentKey{Volume: v.VolumeKey(), Node: to.Node})
 	by := v.ExecutedBy()
 	to.ID = at.NodeID // an attached node keeps its ID
-	if attached(view, v, u, to) || executes(view, by) {
+	if attached(view, v, u, to) || executorReady(view, by) {
 		return nil
 	}
 	if by.Node == "" && !view.Executed(by.Plugin) && !controller.AwaitsAttacher(v, at) {
@@ -74,8 +74,8 @@ func (a *Attacher) FeasibleAttach(
 		Detail: "no node can attach the volume now: " + describe(view, by)}}
 }
 
-// executes reports whether the executor's node can make controller calls now.
-func executes(view registry.View, by registry.ExecutorKey) bool {
+// executorReady reports whether the executor's node can make controller calls now.
+func executorReady(view registry.View, by registry.ExecutorKey) bool {
 	if by.Node == "" {
 		executor, _ := view.Executor(by.Plugin)
 		return view.Held(executor)
@@ -99,7 +99,7 @@ func (a *Attacher) FeasibleCreate(view registry.View, s registry.VolumeSpec) (re
 	if !view.Executed(s.Plugin) {
 		return a.Controller.FeasibleCreate(view, s)
 	}
-	if by := (registry.ExecutorKey{Plugin: s.Plugin}); !executes(view, by) {
+	if by := (registry.ExecutorKey{Plugin: s.Plugin}); !executorReady(view, by) {
 		reasons = append(reasons, registry.Infeasible{Kind: registry.InfeasibleUnhealthy, Detail: describe(view, by)})
 	}
 	return reasons
@@ -285,7 +285,7 @@ func (a *Attacher) AbandonSteps(ctx context.Context, k registry.AttachmentKey) (
 func atExecutor(view registry.View, by registry.ExecutorKey, step registry.ReleaseStep) registry.ReleaseStep {
 	switch {
 	case by.Node == "" && !view.Executed(by.Plugin): // this node would make the calls
-	case executes(view, by):
+	case executorReady(view, by):
 		step.Action, step.Detail = registry.ReleaseSend, "skipped if it fails"
 	default:
 		step.Action, step.Detail = registry.ReleaseSkip, describe(view, by)
@@ -310,15 +310,15 @@ func (a *Attacher) execute(
 		if err = here(); err == nil || ctx.Err() != nil {
 			return err
 		}
-		executed, unknown := a.executed(ctx, by)
+		executed, unknown := a.hasExecutor(ctx, by)
 		if unknown != nil || !executed || !a.remote.executors.Moved(ctx, by, term) {
 			return err
 		}
 	}
 }
 
-// executed reports whether the plugin's controller calls have an executor, or wait for one.
-func (a *Attacher) executed(ctx context.Context, by registry.ExecutorKey) (bool, error) {
+// hasExecutor reports whether the plugin's controller calls have an executor, or wait for one.
+func (a *Attacher) hasExecutor(ctx context.Context, by registry.ExecutorKey) (bool, error) {
 	return viewed(ctx, a.calls.State, func(view registry.View) bool {
 		return by.Node != "" || view.Executed(by.Plugin)
 	})
@@ -326,7 +326,7 @@ func (a *Attacher) executed(ctx context.Context, by registry.ExecutorKey) (bool,
 
 // call has the plugin's executor carry out a call. ErrHere means that this node makes the plugin's calls.
 func (a *Attacher) call(ctx context.Context, method string, by registry.ExecutorKey, r request) error {
-	if executed, err := a.executed(ctx, by); err != nil || !executed {
+	if executed, err := a.hasExecutor(ctx, by); err != nil || !executed {
 		return cmp.Or(err, ErrHere)
 	}
 	call, err := newCall(method, by, r)

@@ -131,8 +131,8 @@ func (s *State) copyIn(v registry.View) registry.Copy {
 	return copied
 }
 
-// at returns the copy record of this cluster with another revision.
-func (s *State) at(v registry.View, revision int64) registry.Copy {
+// copyAt returns the copy record of this cluster with another revision.
+func (s *State) copyAt(v registry.View, revision int64) registry.Copy {
 	c := s.copyIn(v)
 	c.Revision = revision
 	return c
@@ -309,7 +309,7 @@ func (s *State) apply(ctx context.Context, events []*clientv3.Event) error {
 	}
 	revision := events[len(events)-1].Kv.ModRevision
 	at, err := s.writeCopy(ctx, func(v registry.View) (registry.Change, error) {
-		more := registry.Change{Put: []registry.Record{s.at(v, revision)}}
+		more := registry.Change{Put: []registry.Record{s.copyAt(v, revision)}}
 		more.Events = s.leaseEvents(v, events)
 		return change.And(more), nil
 	})
@@ -468,7 +468,7 @@ func (s *State) replaced(
 	for _, record := range found {
 		change.Put = append(change.Put, record)
 	}
-	next := s.at(v, revision)
+	next := s.copyAt(v, revision)
 	if next.Buckets = sharedBuckets; s.copyIn(v).Revision > 0 {
 		change.Events = []registry.Event{{Kind: registry.EventMissed, Node: s.node, At: time.Now(),
 			Detail: "all records were loaded anew: events of other nodes since the last one here may be missing"}}

@@ -170,7 +170,7 @@ func TestEtcdIsRestoredFromABackup(t *testing.T) {
 	if err := n.awaitReady(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	look(t, n, func(v registry.View) { registrytest.Put(t, n.local, n.at(v, 1e6)) })
+	look(t, n, func(v registry.View) { registrytest.Put(t, n.local, n.copyAt(v, 1e6)) })
 	_, err := registrytest.Write(t.Context(), n, registry.Change{Put: []registry.Record{claim("v", "a")}})
 	if !errors.Is(err, registry.ErrUncertain) {
 		t.Errorf("a commit: %v", err)

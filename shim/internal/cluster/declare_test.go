@@ -116,7 +116,7 @@ func TestOnlyANodeThatHoldsNothingIsForgotten(t *testing.T) {
 		t.Fatal(err)
 	}
 	look(t, a, func(v registry.View) {
-		if nodes := v.Nodes(); len(nodes) != 2 || nodes[0].State != registry.NodeOutOfService || !a.behind(v) {
+		if nodes := v.Nodes(); len(nodes) != 2 || nodes[0].State != registry.NodeOutOfService || !a.mustTakeDown(v) {
 			t.Errorf("nodes, once it is back: %+v", nodes)
 		}
 	})

@@ -258,7 +258,7 @@ func (e *Executors) take(ctx context.Context, plugin registry.PluginID) error {
 			if change.Delete = v.PastLateCalls(executor); len(change.Delete) > registry.Batch {
 				change.Delete, more = change.Delete[:registry.Batch], true
 			}
-			if more || held || e.state.behind(v) && mounted(v) {
+			if more || held || e.state.mustTakeDown(v) && mayHaveMounts(v) {
 				return change, nil
 			}
 			next := executor.Taken(e.state.node, lease, e.now())

@@ -16,12 +16,12 @@ func (n *Node) Forget(ctx context.Context, node registry.NodeName, by, reason st
 	if node == n.State.node {
 		return registry.Errorf(registry.ErrConflict, "node %s is this node; forget it at another one", node)
 	}
-	return n.forget(ctx, node, by, reason, wayOut)
+	return n.forget(ctx, node, by, reason, forgetAdvice)
 }
 
-// forget forgets a node that is not alive. wayOut says how an operator removes the records that depend on the node.
+// forget forgets a node that is not alive. advice says how an operator removes the records that depend on the node.
 func (n *Node) forget(
-	ctx context.Context, node registry.NodeName, by, reason string, wayOut func(registry.Node) string,
+	ctx context.Context, node registry.NodeName, by, reason string, advice func(registry.Node) string,
 ) error {
 	_, err := n.State.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		r, found := v.Node(node)
@@ -34,7 +34,7 @@ func (n *Node) forget(
 			return registry.Change{}, registry.Errorf(registry.ErrConflict,
 				"node %s is alive: stop its agent first, and try again %s later", node, n.session.ttl)
 		}
-		if err := n.checkUnneeded(v, node, wayOut(r)); err != nil {
+		if err := n.checkUnneeded(v, node, advice(r)); err != nil {
 			return registry.Change{}, err
 		}
 		if r.Lost() {
@@ -56,15 +56,15 @@ func (n *Node) forget(
 }
 
 // checkUnneeded returns an ErrConflict if records depend on the node.
-func (n *Node) checkUnneeded(v registry.View, node registry.NodeName, wayOut string) error {
+func (n *Node) checkUnneeded(v registry.View, node registry.NodeName, advice string) error {
 	if has := append(heldBy(v, node), executorFor(v, node)...); len(has) > 0 {
-		return registry.Errorf(registry.ErrConflict, "node %s still has %s; %s", node, some(has), wayOut)
+		return registry.Errorf(registry.ErrConflict, "node %s still has %s; %s", node, joinSome(has), advice)
 	}
 	return nil
 }
 
-// wayOut says how an operator removes the records that depend on a node.
-func wayOut(r registry.Node) string {
+// forgetAdvice says how an operator removes the records that depend on a node.
+func forgetAdvice(r registry.Node) string {
 	if r.Lost() {
 		return fmt.Sprintf("it is %s, so its claims and attachments are being released: see holdfast claim list; "+
 			"deregister what is stored there", r.State)
@@ -73,8 +73,8 @@ func wayOut(r registry.Node) string {
 		"holdfast node out-of-service %[1]s --confirm %[1]s", r.Name)
 }
 
-// some joins at most five of the texts, and counts the others.
-func some(texts []string) string {
+// joinSome joins at most five of the texts, and counts the others.
+func joinSome(texts []string) string {
 	const most = 5
 	if more := len(texts) - most; more > 0 {
 		texts = append(texts[:most:most], fmt.Sprintf("%d more", more))

@@ -69,7 +69,7 @@ func (n *Node) leave(ctx context.Context) error {
 		if r.State == registry.NodeForgotten {
 			return nil
 		}
-		return n.checkUnneeded(v, n.State.node, wayToLeave(n.State.node))
+		return n.checkUnneeded(v, n.State.node, leaveAdvice(n.State.node))
 	})
 	if err != nil || !known {
 		return err
@@ -81,11 +81,11 @@ func (n *Node) leave(ctx context.Context) error {
 		}
 	}
 	return n.forget(ctx, n.State.node, "its operator", "holdfast cluster leave",
-		func(registry.Node) string { return wayToLeave(n.State.node) })
+		func(registry.Node) string { return leaveAdvice(n.State.node) })
 }
 
-// wayToLeave says how an operator removes the records that depend on a node.
-func wayToLeave(node registry.NodeName) string {
+// leaveAdvice says how an operator removes the records that depend on a node.
+func leaveAdvice(node registry.NodeName) string {
 	return fmt.Sprintf("start its agent, run holdfast node drain %s, delete or deregister what is stored there, and "+
 		"stop the agent when holdfast node status %[1]s shows no claims and no executor", node)
 }
@@ -108,7 +108,7 @@ func checkIdle(v registry.View, node registry.NodeName) error {
 	if len(has) == 0 {
 		return nil
 	}
-	return registry.Errorf(registry.ErrConflict, "node %s still has %s; %s", node, some(has), wayToLeave(node))
+	return registry.Errorf(registry.ErrConflict, "node %s still has %s; %s", node, joinSome(has), leaveAdvice(node))
 }
 
 // LeaveLost has the store of a node forget a cluster that does not exist any more. confirm is the cluster's ID. Without
@@ -151,7 +151,7 @@ func lossOf(v registry.View, node registry.NodeName) string {
 	}
 	slices.Sort(attached)
 	if len(attached) > 0 {
-		text += fmt.Sprintf(" (still attached to this node: %s)", some(attached))
+		text += fmt.Sprintf(" (still attached to this node: %s)", joinSome(attached))
 	}
 	claims := 0
 	for _, c := range v.AllClaims() {

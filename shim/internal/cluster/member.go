@@ -116,9 +116,9 @@ func (s *State) read(ctx context.Context, key registry.Key) (registry.Record, er
 	return decode(key, found.Kvs[0])
 }
 
-// lost reports whether the record of a node with this name says out of service, fenced or forgotten. If so, another
-// machine may take the name.
-func (s *State) lost(ctx context.Context) bool {
+// declaredLost reports whether the record of a node with this name says out of service, fenced or forgotten. If so,
+// another machine may take the name.
+func (s *State) declaredLost(ctx context.Context) bool {
 	key := registry.NodeRecord(s.node)
 	found, err := s.kv.Get(ctx, s.record(key))
 	if err != nil || len(found.Kvs) == 0 {
@@ -139,7 +139,7 @@ func (s *State) registered(ctx context.Context, member string) (kv *mvccpb.KeyVa
 			return err
 		}
 		kv = was.Kvs[0]
-		other = !strings.HasPrefix(string(kv.Value), member+"/") && !s.lost(ctx)
+		other = !strings.HasPrefix(string(kv.Value), member+"/") && !s.declaredLost(ctx)
 		return nil
 	})
 	if err == nil && other {

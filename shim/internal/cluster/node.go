@@ -86,24 +86,26 @@ func NewNode(o Options) (*Node, error) {
 
 // dial returns the state of a node, with its own etcd client. Certificates are read for each connection.
 func dial(c config.Cluster, local registry.State, node registry.NodeName) (*State, error) {
-	heard := &answers{began: time.Now()}
+	health := &etcdHealth{began: time.Now()}
 	cfg := clientv3.Config{Endpoints: c.Endpoints, DialTimeout: tryTimeout, DialKeepAliveTime: c.LeaseTTL,
 		DialKeepAliveTimeout: tryTimeout, Logger: zap.NewNop(),
-		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(heard.note), grpc.WithConnectParams(connecting)}}
+		DialOptions: []grpc.DialOption{
+			grpc.WithChainUnaryInterceptor(health.intercept), grpc.WithConnectParams(connecting),
+		}}
 	if c.CAFile != "" || c.CertFile != "" {
 		secure, err := tlsOf(c)
 		if err != nil {
 			return nil, err
 		}
 		cfg.TLS = secure
-		heard.advice = func() string { return invalid(c.CertFile, time.Now()) }
+		health.advice = func() string { return invalid(c.CertFile, time.Now()) }
 	}
 	client, err := clientv3.New(cfg)
 	if err != nil {
 		return nil, registry.Errorf(registry.ErrUnavailable, "etcd client: %w", err)
 	}
 	s := New(local, client, c.ID, node)
-	s.heard, s.expect = heard, c.Expect
+	s.health, s.expect = health, c.Expect
 	return s, nil
 }
 
@@ -310,11 +312,6 @@ func PluginsOf(instances []registry.Instance) (list []registry.NodePlugin) {
 			p.MaxVolumes, p.Capabilities = i.Fingerprint.MaxVolumes, i.Fingerprint.Capabilities
 		}
 	}
-	slices.SortFunc(list, func(a, b registry.NodePlugin) int {
-		if a.Plugin < b.Plugin {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(list, func(a, b registry.NodePlugin) int { return cmp.Compare(a.Plugin, b.Plugin) })
 	return list
 }

@@ -180,27 +180,27 @@ func (r *Reaper) unmark(ctx context.Context) error {
 // then the claims and attachments, and does so once none is left.
 func (r *Reaper) comeBack(ctx context.Context) error {
 	var own registry.Node
-	var isBehind, isMounted, holds bool
+	var takesDown, hasMounts, holds bool
 	err := r.State.View(ctx, func(v registry.View) error {
 		own, _ = v.Node(r.State.node)
-		if isBehind = r.State.behind(v); !isBehind {
+		if takesDown = r.State.mustTakeDown(v); !takesDown {
 			return nil
 		}
-		isMounted = mounted(v)
+		hasMounts = mayHaveMounts(v)
 		holds = slices.ContainsFunc(v.AllClaims(), func(c registry.Claim) bool { return c.Node == own.Name }) ||
 			slices.ContainsFunc(v.AllAttachments(), func(at registry.Attachment) bool { return at.Node == own.Name })
 		return nil
 	})
-	if err != nil || !isBehind {
+	if err != nil || !takesDown {
 		return err
 	}
-	if isMounted || holds {
+	if hasMounts || holds {
 		err = r.allocs.Lose(ctx, own.String())
 	}
-	if !isMounted {
+	if !hasMounts {
 		r.Executors.changed.fire()
 	}
-	if err != nil || isMounted || holds {
+	if err != nil || hasMounts || holds {
 		return err
 	}
 	return r.recover(ctx, own.Epoch)

@@ -72,9 +72,9 @@ func (s *session) Run(ctx context.Context) error {
 	s.lease = clientv3.LeaseID(lease)
 	s.mu.Unlock()
 	for {
-		s.state.heard.sent()
+		s.state.health.requested()
 		err := s.renew(ctx)
-		s.state.heard.refused(err)
+		s.state.health.failedWith(err)
 		s.tryChange(ctx)
 		wait := s.ttl / 3
 		if errors.Is(err, registry.ErrFenced) {
@@ -94,7 +94,7 @@ func (s *session) Run(ctx context.Context) error {
 // tryChange has etcd make a change, if it refused the last one because it was full, to find out whether it still is. A
 // member that is being defragmented may renew leases and yet not answer changes for long, so the try is short.
 func (s *session) tryChange(ctx context.Context) {
-	if s.state.heard.fullError() == nil {
+	if s.state.health.fullError() == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.ttl/20)
@@ -149,7 +149,7 @@ func (s *session) renew(ctx context.Context) error {
 
 // extend records that a request sent at that time has renewed the lease. The server's clock may run a little faster.
 func (s *session) extend(lease clientv3.LeaseID, sent time.Duration) {
-	s.state.heard.got()
+	s.state.health.answered()
 	s.mu.Lock()
 	was := s.boot() < s.until && s.lease == lease
 	s.lease, s.until = lease, sent+s.ttl*9/10

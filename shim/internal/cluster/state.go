@@ -38,12 +38,12 @@ type State struct {
 	own     int64                 // the revision at which this shim became the active one of its node
 	waiting atomic.Pointer[error] // why the node is not ready; nil: it is not known
 	copy    copied
-	heard   *answers
+	health  *etcdHealth
 	abandon context.CancelCauseFunc // ends Run; set before ready is closed
 	sending func(registry.Change)
 
-	groups  groups
-	decided atomic.Pointer[copyAt] // the copy in the last view that a decision saw
+	groups   groups
+	lastView atomic.Pointer[viewRevision] // the copy in the last view that a decision saw
 
 	doubts     atomic.Int64 // counts the commits that have ended and may still be carried out
 	settled    atomic.Int64 // so many of them are not in doubt any more
@@ -66,8 +66,8 @@ type leased struct {
 	at time.Time
 }
 
-// copyAt is the revision of the copy in the views of an index.
-type copyAt struct {
+// viewRevision is the revision of the copy in the views of an index.
+type viewRevision struct {
 	index    registry.Seq
 	revision int64
 }
@@ -78,7 +78,7 @@ var _ registry.State = (*State)(nil)
 func New(local registry.State, client *clientv3.Client, cluster string, node registry.NodeName) *State {
 	s := &State{
 		local: local, client: client, kv: client, keys: keys{"/holdfast/" + cluster + "/"}, id: cluster, node: node,
-		ready: make(chan struct{}), heard: &answers{began: time.Now()}, sending: func(registry.Change) {},
+		ready: make(chan struct{}), health: &etcdHealth{began: time.Now()}, sending: func(registry.Change) {},
 	}
 	s.copy.ended = make(chan struct{})
 	s.copy.waiting = map[string]chan registry.Seq{}
@@ -142,17 +142,15 @@ func (s *State) commit(ctx context.Context, decide registry.Decision) (registry.
 		if err != nil {
 			return 0, err
 		}
-		switch {
-		case d.local():
-			at, err := s.commitLocal(ctx, decide)
-			if err == nil || !errors.Is(err, errShared) {
+		if d.local() {
+			if at, err := s.commitLocal(ctx, decide); !errors.Is(err, errShared) {
 				return at, err
 			}
-		default:
-			at, done, err := s.commitShared(ctx, d, first && !d.change.Empty())
-			if done || err != nil {
-				return at, err
-			}
+			continue
+		}
+		at, done, err := s.commitShared(ctx, d, first && !d.change.Empty())
+		if done || err != nil {
+			return at, err
 		}
 	}
 }
@@ -197,11 +195,11 @@ func (s *State) decide(
 
 // revisionIn returns the revision of the copy in a view of what is committed.
 func (s *State) revisionIn(v registry.View) int64 {
-	if last := s.decided.Load(); last != nil && last.index == v.Index() {
+	if last := s.lastView.Load(); last != nil && last.index == v.Index() {
 		return last.revision
 	}
-	at := copyAt{v.Index(), s.copyIn(v).Revision}
-	s.decided.Store(&at)
+	at := viewRevision{v.Index(), s.copyIn(v).Revision}
+	s.lastView.Store(&at)
 	return at.revision
 }
 
@@ -287,7 +285,7 @@ func (s *State) write(ctx context.Context, d decision, answered func()) (at regi
 	case len(writes) == 0:
 		return d.view, true, d.refused
 	}
-	s.heard.stored()
+	s.health.changed()
 	at, err = s.await(ctx, applied, answer.Header.Revision)
 	return at, true, err
 }
@@ -388,7 +386,7 @@ func (s *State) changeBarrier(ctx context.Context) (revision int64, err error) {
 		if revision = answer.Header.Revision; !answer.Succeeded {
 			return s.fenced()
 		}
-		s.heard.stored()
+		s.health.changed()
 		return nil
 	})
 	return revision, err
@@ -447,13 +445,13 @@ func (s *State) leaseOf(ctx context.Context, e *expiry) (clientv3.LeaseID, error
 // request repeats a request to etcd until it is answered, ctx ends or repeating is useless.
 func (s *State) request(ctx context.Context, request func(context.Context) error) error {
 	for {
-		s.heard.sent()
+		s.health.requested()
 		try, cancel := context.WithTimeout(ctx, tryTimeout)
 		err := request(try)
 		cancel()
 		if err == nil || !repeatable(err) {
-			s.heard.got()
-			s.heard.refused(err)
+			s.health.answered()
+			s.health.failedWith(err)
 			return err
 		}
 		select {

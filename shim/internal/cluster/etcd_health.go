@@ -17,8 +17,8 @@ import (
 // silentAfter is how long etcd may take to answer before Problem reports it.
 const silentAfter = time.Second
 
-// answers records whether etcd answers this shim.
-type answers struct {
+// etcdHealth records whether etcd answers this shim, and whether it is full.
+type etcdHealth struct {
 	began  time.Time     // when the shim started
 	advice func() string // adds advice to the reason why etcd cannot be reached; nil: none
 
@@ -29,80 +29,81 @@ type answers struct {
 	full   error      // etcd's refusal of a change because it is full; nil after a later success
 }
 
-// refused records the error of a request if it says that etcd is full.
-func (a *answers) refused(err error) {
+// failedWith records the error of a request if it says that etcd is full.
+func (h *etcdHealth) failedWith(err error) {
 	if errors.Is(err, rpctypes.ErrNoSpace) {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		a.full = err
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.full = err
 	}
 }
 
-// stored records that etcd has made a change.
-func (a *answers) stored() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.full = nil
+// changed records that etcd has made a change, so it is not full.
+func (h *etcdHealth) changed() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.full = nil
 }
 
 // fullError returns the error with which a full etcd refuses changes; nil: it is not known to be full.
-func (a *answers) fullError() error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.full
+func (h *etcdHealth) fullError() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.full
 }
 
-// sent records a request.
-func (a *answers) sent() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.asked.IsZero() {
-		a.asked = time.Now()
+// requested records a request.
+func (h *etcdHealth) requested() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.asked.IsZero() {
+		h.asked = time.Now()
 	}
 }
 
-// got records an answer.
-func (a *answers) got() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.last, a.asked, a.failed = time.Now(), time.Time{}, nil
+// answered records an answer.
+func (h *etcdHealth) answered() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.last, h.asked, h.failed = time.Now(), time.Time{}, nil
 }
 
-// note is an interceptor that records why etcd cannot be reached, because the errors of the etcd client do not say it.
-func (a *answers) note(
+// intercept is an interceptor that records why etcd cannot be reached, because the errors of the etcd client do not say
+// it.
+func (h *etcdHealth) intercept(
 	ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker,
 	options ...grpc.CallOption,
 ) error {
 	err := invoke(ctx, method, req, reply, conn, options...)
 	if code := status.Code(err); code == codes.Unavailable || code == codes.DeadlineExceeded {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		a.failed = err
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.failed = err
 	}
 	return err
 }
 
 // silent reports whether etcd has not answered for longer than silentAfter.
-func (a *answers) silent() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return !a.asked.IsZero() && time.Since(a.asked) > silentAfter
+func (h *etcdHealth) silent() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return !h.asked.IsZero() && time.Since(h.asked) > silentAfter
 }
 
 // silence says since when etcd, at these endpoints, has not answered, and why if the cause is known.
-func (a *answers) silence(endpoints []string) string {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	since := a.last.UTC().Format(time.RFC3339)
-	if a.last.IsZero() {
-		since = "the shim started at " + a.began.UTC().Format(time.RFC3339)
+func (h *etcdHealth) silence(endpoints []string) string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	since := h.last.UTC().Format(time.RFC3339)
+	if h.last.IsZero() {
+		since = "the shim started at " + h.began.UTC().Format(time.RFC3339)
 	}
 	text := fmt.Sprintf("etcd has not answered since %s (%s)", since, strings.Join(endpoints, ", "))
-	if why := status.Convert(a.failed).Message(); a.failed != nil && why != context.DeadlineExceeded.Error() {
+	if why := status.Convert(h.failed).Message(); h.failed != nil && why != context.DeadlineExceeded.Error() {
 		text += ": " + why
 	}
-	if a.advice != nil {
-		if more := a.advice(); more != "" {
+	if h.advice != nil {
+		if more := h.advice(); more != "" {
 			text += "; " + more
 		}
 	}
@@ -110,14 +111,14 @@ func (a *answers) silence(endpoints []string) string {
 }
 
 // silence says since when etcd has not answered.
-func (s *State) silence() string { return s.heard.silence(s.client.Endpoints()) }
+func (s *State) silence() string { return s.health.silence(s.client.Endpoints()) }
 
 // Problem says why changes of shared records cannot be made at the moment; empty: they can.
 func (s *State) Problem() string {
-	if s.heard.silent() {
+	if s.health.silent() {
 		return s.silence()
 	}
-	if full := s.heard.fullError(); full != nil {
+	if full := s.health.fullError(); full != nil {
 		return fmt.Sprintf("etcd is full and refuses all changes, releases too (%v): "+
 			"compact it, defragment each member, and then run etcdctl alarm disarm", full)
 	}
