@@ -2,10 +2,7 @@ package doctor
 
 import (
 	"path/filepath"
-	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"holdfast/internal/mount"
 	"holdfast/registry"
@@ -42,23 +39,4 @@ func TestRepairUnmountsPartsFirst(t *testing.T) {
 	w.machine.acts = nil
 	w.repair()
 	same(t, "acts", w.acts, []string{"rmdir " + strayPart("z"), "rmdir " + filepath.Dir(strayPart("z"))})
-}
-
-// A part that vanishes is recorded as trouble of its alloc, like a whole volume.
-func TestPartsThatVanishAreTold(t *testing.T) {
-	r := ref()
-	r.Parts = []registry.Part{{Path: "a/b", At: partAt("a/b"), Mark: registry.MarkDone}}
-	watching(t, append(placed(), data, claim(), r), func(w *env, watch *Watch) {
-		if r := w.ref(); !strings.Contains(r.Trouble, `"a/b" of it is not mounted any more`) {
-			t.Errorf("%+v", r)
-		}
-		w.mu.Lock()
-		w.mount(partAt("a/b"))
-		w.mu.Unlock()
-		time.Sleep(watchEvery)
-		synctest.Wait()
-		if r := w.ref(); r.Trouble != "" || len(r.Parts) != 1 {
-			t.Errorf("%+v", r)
-		}
-	})
 }

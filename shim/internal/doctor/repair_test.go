@@ -166,36 +166,29 @@ type ignoreErrors struct{ testing.TB }
 
 func (ignoreErrors) Errorf(string, ...any) {}
 
-// A mount that gets a user between plan and unmount stays.
+// A mount that gets a user or a record between plan and unmount stays.
 func TestUsersAreCheckedBeforeUnmount(t *testing.T) {
-	w := newEnv(t)
-	w.mount(stray("publish", "x"), stray("publish", "y"))
-	w.before = func(act string) {
-		if strings.HasPrefix(act, "unmount") { // of x: y is used from now on
-			w.machine.users[stray("publish", "y")] = []mount.User{{Text: "process 9 (sh) works in it"}}
-		}
-	}
-	got := w.repair()
-	if len(w.mounts) != 1 || len(got) != 2 || !strings.Contains(got[1],
-		"not done: it is in use by now: process 9 (sh)") {
-		t.Errorf("%q, left %v", got, w.mounts)
-	}
-}
-
-// A mount that gets a record between plan and unmount stays.
-func TestRecordsAreCheckedBeforeUnmount(t *testing.T) {
-	w := newEnv(t, data)
-	w.mount(stray("publish", "x"), stray("stage", "y"))
-	w.before = func(act string) {
-		if strings.HasPrefix(act, "unmount "+stray("publish", "x")) {
+	second := stray("stage", "y")
+	for want, change := range map[string]func(w *env){
+		"not done: it is in use by now: process 9 (sh)": func(w *env) {
+			w.machine.users[second] = []mount.User{{Text: "process 9 (sh) works in it"}}
+		},
+		"a record names it by now": func(w *env) {
 			p := placement().Staging
-			p.Path.Host = stray("stage", "y")
+			p.Path.Host = second
 			w.put(p)
+		},
+	} {
+		w := newEnv(t, data)
+		w.mount(stray("publish", "x"), second)
+		w.before = func(act string) {
+			if act == "unmount "+stray("publish", "x") {
+				change(w)
+			}
 		}
-	}
-	got := w.repair()
-	if len(w.mounts) != 1 || !strings.Contains(got[1], "a record names it by now") {
-		t.Errorf("%q, left %v", got, w.mounts)
+		if got := w.repair(); len(w.mounts) != 1 || len(got) != 2 || !strings.Contains(got[1], want) {
+			t.Errorf("%q, want %q; left %v", got, want, w.mounts)
+		}
 	}
 }
 

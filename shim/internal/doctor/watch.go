@@ -83,7 +83,7 @@ func (w *Watch) inspect(ctx context.Context) error {
 		return err
 	}
 	refs := records.published(w.machine.Boot())
-	found, err := w.troubles(ctx, refs)
+	found, err := w.inspectRefs(ctx, refs)
 	changed := false
 	for _, r := range refs {
 		now, inspected := found[r.ClaimKey()]
@@ -93,7 +93,7 @@ func (w *Watch) inspect(ctx context.Context) error {
 		return err
 	}
 	_, storeErr := w.state.Commit(ctx, func(v registry.View) (registry.Change, error) {
-		return w.change(v, refs, found), nil
+		return w.troubleChange(v, refs, found), nil
 	})
 	if storeErr != nil {
 		return fmt.Errorf("record what is wrong with mounts: %w", storeErr)
@@ -101,9 +101,9 @@ func (w *Watch) inspect(ctx context.Context) error {
 	return err
 }
 
-// troubles reads the mount table and inspects the mounts. If it returns an error, refs without an entry were not
+// inspectRefs reads the mount table and inspects the mounts. If it returns an error, refs without an entry were not
 // inspected.
-func (w *Watch) troubles(ctx context.Context, refs []registry.Ref) (troubles, error) {
+func (w *Watch) inspectRefs(ctx context.Context, refs []registry.Ref) (troubles, error) {
 	if len(refs) == 0 {
 		return nil, nil
 	}
@@ -151,8 +151,9 @@ func lostMount(r registry.Ref, mounted map[string]bool) string {
 	return ""
 }
 
-// change records the new faults of refs. It skips a ref that has changed since its inspection.
-func (w *Watch) change(v registry.View, refs []registry.Ref, found troubles) (c registry.Change) {
+// troubleChange returns the change that records the new faults of refs. It skips a ref that has changed since its
+// inspection.
+func (w *Watch) troubleChange(v registry.View, refs []registry.Ref, found troubles) (c registry.Change) {
 	current := map[registry.ClaimKey]registry.Ref{}
 	for _, r := range v.AllRefs() {
 		current[r.ClaimKey()] = r

@@ -3,6 +3,7 @@ package doctor
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -94,18 +95,38 @@ func TestDeadMountsAreReported(t *testing.T) {
 	})
 }
 
-// Without a wake-up, a mount that is missing in the table is noticed within 30 seconds, without an inspection.
+// Without a wake-up, a mount that is missing in the table is noticed within 30 seconds, without an inspection, and so
+// is a missing part of a volume.
 func TestMountsThatVanishAreTold(t *testing.T) {
-	watching(t, used(), func(w *env, _ *Watch) {
-		w.mu.Lock()
-		w.mounts = w.mounts[:1]
-		w.mu.Unlock()
-		time.Sleep(watchEvery)
-		synctest.Wait()
-		if r := w.ref(); !strings.Contains(r.Trouble, "not mounted any more") {
-			t.Errorf("%+v", r)
-		}
-	})
+	withPart := ref()
+	withPart.Parts = []registry.Part{{Path: "a/b", At: partAt("a/b"), Mark: registry.MarkDone}}
+	for vanished, c := range map[string]struct {
+		ref  registry.Ref
+		says string
+	}{
+		publishedAt(): {ref(), "it is not mounted any more"},
+		partAt("a/b"): {withPart, `"a/b" of it is not mounted any more`},
+	} {
+		watching(t, append(placed(), data, claim(), c.ref), func(w *env, _ *Watch) {
+			pass := func(change func()) {
+				w.mu.Lock()
+				change()
+				w.mu.Unlock()
+				time.Sleep(watchGap + watchEvery)
+				synctest.Wait()
+			}
+			pass(func() {
+				w.mounts = slices.DeleteFunc(w.mounts, func(m mount.Mount) bool { return m.Point == vanished })
+			})
+			if r := w.ref(); !strings.Contains(r.Trouble, c.says) {
+				t.Errorf("%s vanished: %+v", vanished, r)
+			}
+			pass(func() { w.mount(vanished) })
+			if r := w.ref(); r.Trouble != "" || len(r.Parts) != len(c.ref.Parts) {
+				t.Errorf("%s is back: %+v", vanished, r)
+			}
+		})
+	}
 }
 
 // A block device is inspected, whether it is mounted or not.
