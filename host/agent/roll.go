@@ -167,8 +167,8 @@ func (a *Agent) followRolls(ctx context.Context, s Storage) {
 func (a *Agent) stepRoll(ctx context.Context, s Storage, was *JobRecord) error {
 	id := was.Job.ID
 	job := a.job(id)
-	if job == nil {
-		return nil
+	if job == nil || !job.rollOpen() {
+		return nil // purged, or stopped and submitted again
 	}
 	var plugins []host.PluginID
 	for _, r := range a.Allocs() {

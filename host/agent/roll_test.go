@@ -443,6 +443,16 @@ func TestStoppedRollResumesDrainedAllocs(t *testing.T) {
 	})
 }
 
+// A job may be stopped and submitted again between the look for rolls and the next step of its roll.
+func TestStepOfARollThatIsGoneDoesNothing(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.runPluginAndUser()
+		before := *e.agent.job("disk")
+		before.Roll = &Roll{Version: 1}
+		e.must(e.agent.stepRoll(e.Context(), e.shim, &before))
+	})
+}
+
 // If a stopped job is submitted with a change before its plugin has ended, the new version runs.
 func TestChangedJobAfterAStopReplacesThePlugin(t *testing.T) {
 	withAgent(t, func(e *env) {
