@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"time"
 
@@ -33,7 +32,7 @@ func (a *allocs) Sync(ctx context.Context, req *pb.SyncRequest) (*pb.SyncReply, 
 	for _, al := range v.Allocs() {
 		if !allocs[al.ID] {
 			reply.ReleasedAllocs = append(reply.ReleasedAllocs, string(al.ID))
-			if err := a.release(ctx, al.ID, true); err != nil {
+			if err := a.release(ctx, al.ID); err != nil {
 				return nil, err
 			}
 		}
@@ -66,9 +65,10 @@ func (a *allocs) Prepare(ctx context.Context, req *pb.PrepareRequest) (*pb.Prepa
 			return nil, err
 		}
 		if len(reasons) == 0 {
-			at, err := a.publish(g, spec)
-			if err != nil {
-				return nil, err
+			at := map[registry.RequestName]hooks.Published{}
+			for _, r := range spec.Volumes {
+				dir := a.p.volumeDir(nameOf(g, r))
+				at[r.Name] = hooks.Published{Target: registry.Tree{Host: dir, Task: dir}, Usage: r.Usage}
 			}
 			plans, err := hooks.Mounts(spec, at, g.Isolated)
 			return &pb.PrepareReply{Answer: a.p.answer(), Plans: wire.PlansProto(plans)}, err
@@ -85,6 +85,12 @@ func open(m *pb.AllocGroup) (g hooks.AllocGroup, spec hooks.GroupSpec, err error
 	if g, err = wire.AllocGroup(m); err == nil && len(g.Sealed) > 0 { // else the group has no volumes
 		spec, err = config.OpenGroup(g.Sealed)
 	}
+	for _, r := range spec.Volumes {
+		if r.Create != nil || r.Ephemeral != nil {
+			return g, spec, registry.Errorf(registry.ErrUnsupported,
+				"package hosttest has no volumes of an alloc: volume %s has a block create or ephemeral", r.Name)
+		}
+	}
 	return g, spec, err
 }
 
@@ -92,16 +98,6 @@ func open(m *pb.AllocGroup) (g hooks.AllocGroup, spec hooks.GroupSpec, err error
 func (a *allocs) claim(
 	ctx context.Context, g hooks.AllocGroup, spec hooks.GroupSpec,
 ) (reasons []registry.Infeasible, err error) {
-	for _, r := range spec.Volumes {
-		if r.Create != nil {
-			made := registry.Volume{VolumeSpec: r.Create.Spec(nameOf(g, r), r.Usage), Created: true,
-				Origin: registry.Origin{Job: g.Job, Group: g.Group, Request: r.Name}}
-			made.External = registry.ExternalID("vol-" + string(made.ID))
-			if _, err := a.p.addVolume(ctx, made, registry.EventVolumeCreated); err != nil {
-				return nil, err
-			}
-		}
-	}
 	_, err = a.p.log.Commit(ctx, func(v registry.View) (c registry.Change, err error) {
 		reasons, c = a.examine(v, g, spec)
 		if len(reasons) == 0 {
@@ -141,9 +137,6 @@ func nameOf(g hooks.AllocGroup, r hooks.VolumeRequest) registry.VolumeName {
 	if r.PerAlloc {
 		id = fmt.Sprintf("%s[%d]", id, g.Index)
 	}
-	if r.Ephemeral != nil {
-		id = string(registry.InlineID(g.Alloc, r.Name))
-	}
 	return registry.VolumeName{Namespace: g.Namespace, ID: registry.VolumeID(id)}
 }
 
@@ -159,8 +152,6 @@ func (a *allocs) examine(
 		}
 		volume, known := v.Volume(name)
 		switch {
-		case r.Ephemeral != nil:
-			volume.Plugin = r.Ephemeral.Plugin
 		case !known:
 			add(registry.InfeasibleNoVolume, "volume %s not found in namespace %s", name.ID, name.Namespace)
 			continue
@@ -173,9 +164,6 @@ func (a *allocs) examine(
 			add(registry.InfeasibleNoPlugin, "no task serves the node part of plugin %s", plugin)
 		} else if i.Health.State != registry.Healthy {
 			add(registry.InfeasibleUnhealthy, "plugin %s is %s: %s", plugin, i.Health.State, i.Health.Detail)
-		}
-		if r.Ephemeral != nil {
-			continue
 		}
 		claim := registry.Claim{Volume: volume.VolumeKey(), Name: name, Alloc: g.Alloc, Request: r.Name, Node: "node-1",
 			Usage: r.Usage, Since: time.Now()}
@@ -205,49 +193,22 @@ func excludes(a, b registry.Usage) bool {
 		a.Access == registry.MultiNodeSingleWriter && !a.ReadOnly && !b.ReadOnly
 }
 
-// publish returns the directories of the alloc's volumes. It makes the directories of inline volumes.
-func (a *allocs) publish(g hooks.AllocGroup, spec hooks.GroupSpec) (map[registry.RequestName]hooks.Published, error) {
-	at := map[registry.RequestName]hooks.Published{}
-	for _, r := range spec.Volumes {
-		dir := a.p.volumeDir(nameOf(g, r))
-		if r.Ephemeral != nil {
-			if err := os.MkdirAll(dir, 0o700); err != nil {
-				return nil, err
-			}
-		}
-		at[r.Name] = hooks.Published{Target: registry.Tree{Host: dir, Task: dir}, Usage: r.Usage}
-	}
-	return at, nil
-}
-
 func (a *allocs) Release(ctx context.Context, req *pb.ReleaseAllocRequest) (*pb.ReleaseAllocReply, error) {
-	err := a.release(ctx, registry.AllocID(req.GetAlloc()), req.GetKeepVolumes())
+	err := a.release(ctx, registry.AllocID(req.GetAlloc()))
 	return &pb.ReleaseAllocReply{Answer: a.p.answer()}, err
 }
 
-// release removes the claims, the inline volumes and the record of an alloc. Unless keep is set, it deletes volumes
-// with on_stop = "delete" after their last alloc.
-func (a *allocs) release(ctx context.Context, id registry.AllocID, keep bool) error {
-	var unwanted []registry.VolumeName
-	inline := a.inline(id)
+// release removes the claims and the record of an alloc.
+func (a *allocs) release(ctx context.Context, id registry.AllocID) error {
 	_, err := a.p.log.Commit(ctx, func(v registry.View) (c registry.Change, _ error) {
 		for _, claim := range v.ClaimsOf(id) {
 			volume, _ := v.Volume(claim.Name)
 			event := volumeEvent(registry.EventReleased, volume)
 			event.Alloc, event.Request = id, claim.Request
 			c = c.And(registry.Change{Delete: []registry.Key{claim.Key()}, Events: []registry.Event{event}})
-			if a.deletes(v, id, claim.Request) && len(v.Claims(claim.Volume)) == 1 && !keep {
-				unwanted = append(unwanted, claim.Name)
-			}
 		}
 		return c, nil
 	})
-	for _, name := range unwanted {
-		err = errors.Join(err, a.p.deleteVolume(ctx, name))
-	}
-	for _, name := range inline {
-		err = errors.Join(err, os.RemoveAll(a.p.volumeDir(name)))
-	}
 	if err != nil {
 		return err
 	}
@@ -258,30 +219,6 @@ func (a *allocs) release(ctx context.Context, id registry.AllocID, keep bool) er
 		return c, nil
 	})
 	return err
-}
-
-// inline returns the inline volumes of an alloc.
-func (a *allocs) inline(id registry.AllocID) (names []registry.VolumeName) {
-	al, known := a.p.view().Alloc(id)
-	if !known || len(al.Sealed) == 0 {
-		return nil
-	}
-	spec, _ := config.OpenGroup(al.Sealed) // it was opened before
-	for _, r := range spec.Volumes {
-		if r.Ephemeral != nil {
-			names = append(names, nameOf(hooks.AllocGroup{Alloc: id, Namespace: al.Namespace}, r))
-		}
-	}
-	return names
-}
-
-// deletes reports whether a request of an alloc has on_stop = "delete".
-func (a *allocs) deletes(v registry.View, id registry.AllocID, request registry.RequestName) bool {
-	al, _ := v.Alloc(id)
-	spec, err := config.OpenGroup(al.Sealed)
-	return err == nil && slices.ContainsFunc(spec.Volumes, func(r hooks.VolumeRequest) bool {
-		return r.Name == request && r.Create != nil && r.Create.Delete
-	})
 }
 
 func (a *allocs) List(_ context.Context, req *pb.ListAllocsRequest) (*pb.ListAllocsReply, error) {

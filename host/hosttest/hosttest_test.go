@@ -41,33 +41,6 @@ job "notes" {
       }
     }
   }
-  group "own" {
-    volume "inline" {
-      type = "csi"
-      ephemeral { plugin_id = "disk" }
-    }
-    volume "created" {
-      type            = "csi"
-      source          = "created"
-      access_mode     = "single-node-writer"
-      attachment_mode = "file-system"
-      create {
-        plugin_id = "disk"
-        on_stop   = "delete"
-      }
-    }
-    task "user" {
-      driver = "exec"
-      volume_mount {
-        volume      = "inline"
-        destination = "/inline"
-      }
-      volume_mount {
-        volume      = "created"
-        destination = "/created"
-      }
-    }
-  }
 }`
 
 const volume = `
@@ -173,29 +146,6 @@ func TestVolumeInMemoryIsUsedByOneAllocAfterTheOther(t *testing.T) {
 	o.must(o.DeleteVolume(t.Context(), name))
 	if left, _, err := o.Volumes(t.Context(), host.VolumeQuery{}); err != nil || len(left) > 0 {
 		t.Errorf("left: %+v, %v", left, err)
-	}
-}
-
-// An alloc gets volumes of its own, whose content ends with it.
-func TestVolumesOfOneAllocInMemoryEndWithIt(t *testing.T) {
-	t.Parallel()
-	o := open(t)
-	o.startPlugin()
-	g := o.alloc("a")
-	g.Group, g.Sealed = o.job.Groups[2].Name, o.job.Groups[2].Sealed
-	for range 2 {
-		plans, err := o.PrepareAlloc(t.Context(), g)
-		o.must(err)
-		if len(plans["user"].Binds) != 2 {
-			t.Fatalf("plans: %+v", plans)
-		}
-		for _, b := range plans["user"].Binds {
-			if list, err := os.ReadDir(b.Source); err != nil || len(list) > 0 {
-				t.Errorf("%s has %v, %v", b.Target, list, err)
-			}
-			o.must(os.WriteFile(filepath.Join(b.Source, "line"), nil, 0o600))
-		}
-		o.must(o.ReleaseAlloc(t.Context(), g.Alloc))
 	}
 }
 

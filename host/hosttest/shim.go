@@ -8,7 +8,8 @@
 //
 // A task with a plugin counts as healthy once host.Host.TaskStarted has reported it; see Shim.SetHealth. A volume is a
 // directory, which plans bind. Calls that this package does not implement, such as those of snapshots, CSI endpoints
-// and doctor, return host.ErrUnsupported. Callbacks of host.Config are not called.
+// and doctor, and of jobs with create or ephemeral blocks, return host.ErrUnsupported. Callbacks of host.Config are
+// not called.
 package hosttest
 
 import (
