@@ -75,6 +75,20 @@ func (h *fakeHost) Watch(ctx context.Context, _ host.WatchOptions, fn func(host.
 	return context.Cause(ctx)
 }
 
+// running returns metrics of a host whose Run ends with the test.
+func running(t *testing.T, h *fakeHost) *Metrics {
+	m, done := New(h, hclog.NewNullLogger()), make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { done <- m.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return m
+}
+
 func scrape(t *testing.T, m *Metrics) string {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -217,10 +231,7 @@ func TestUsageIsRefreshedInTheBackground(t *testing.T) {
 		unmounted := inUse("disk", "unmounted")
 		unmounted.Publish = ""
 		h.allocs = []host.AllocStatus{{Volumes: append(volumes, unmounted)}, {Volumes: volumes}}
-		m := New(h, hclog.NewNullLogger())
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- m.Run(ctx) }()
+		m := running(t, h)
 		time.Sleep(time.Hour)
 		if asked.Load() != 0 {
 			t.Errorf("%d calls of plugins without a scrape", asked.Load())
@@ -267,10 +278,6 @@ func TestUsageIsRefreshedInTheBackground(t *testing.T) {
 		}
 		time.Sleep(10 * time.Second)
 		expect(t, scrape(t, m), `kubelet_volume_stats_used_bytes{namespace="default",persistentvolumeclaim="v0"} 90`)
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
 	})
 }
 
@@ -293,10 +300,7 @@ func TestSlowPluginDelaysNoOther(t *testing.T) {
 			volumes = append(volumes, inUse("slow", fmt.Sprint("slow", i)))
 		}
 		h.allocs = []host.AllocStatus{{Volumes: volumes}}
-		m := New(h, hclog.NewNullLogger())
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- m.Run(ctx) }()
+		m := running(t, h)
 		measured := 0
 		for range 3 {
 			scrape(t, m)
@@ -310,10 +314,6 @@ func TestSlowPluginDelaysNoOther(t *testing.T) {
 				t.Errorf("%d volumes of the slow plugin have a usage, %d had one before", now, measured)
 			}
 			measured = now
-		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
 		}
 	})
 }
@@ -339,10 +339,7 @@ func TestUsageFollowsPublishAndUnpublish(t *testing.T) {
 			}
 			return []host.VolumeUsage{{Unit: "bytes", Total: 100, Used: 90, Available: 10}}, nil
 		}
-		m := New(h, hclog.NewNullLogger())
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- m.Run(ctx) }()
+		m := running(t, h)
 		scrape(t, m)
 		synctest.Wait()
 		h.allocs = in("stays", "new")
@@ -356,10 +353,6 @@ func TestUsageFollowsPublishAndUnpublish(t *testing.T) {
 		}
 		if n := asked.Load(); n != 1 {
 			t.Errorf("an unchanged volume was asked for %d times", n)
-		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
 		}
 	})
 }
