@@ -279,22 +279,3 @@ func ExampleHost_ServeCSI() {
 	// plugin loopfs is not running: no task has it in its csi_plugin stanza
 	// <nil>
 }
-
-// A snapshot of a volume is taken, and a volume is created from it.
-func ExampleHost_CreateSnapshot() {
-	h, end := openExample()
-	defer end()
-	ctx := context.Background()
-	snapshot, err := h.CreateSnapshot(ctx, host.SnapshotSpec{Namespace: "default", ID: "before", Volume: "data"})
-	if errors.Is(err, host.ErrNotFound) {
-		fmt.Println(err)
-		return
-	}
-	check(err)
-	spec, _, err := h.ParseVolume(ctx, host.Source{Name: "volume.hcl", Text: []byte(volumeFile)}, host.ParseOptions{})
-	check(err)
-	spec.ID, spec.Name, spec.SnapshotID = "restored", "restored", snapshot.External
-	_, err = h.CreateVolume(ctx, spec)
-	check(err)
-	// Output: create snapshot default/before: volume data not found
-}

@@ -32,8 +32,8 @@ var actions = map[string]string{
 	"kill-other": "", "kill-at": "path", "touch": "path", "wait-for": "path", "schema": "number",
 }
 
-// Kinds are the arguments of "error".
-var Kinds = []string{"invalid", "conflict", "unavailable", "fenced", "exhausted", "damaged", "internal"}
+// kinds are the arguments of "error".
+var kinds = []string{"invalid", "conflict", "unavailable", "fenced", "exhausted", "damaged", "internal"}
 
 // Parse parses lines of faults. Empty lines and lines that begin with # are ignored.
 func Parse(lines ...string) (all []Fault, err error) {
@@ -101,8 +101,8 @@ func (f *Fault) checkWith(what string) (err error) {
 			return errors.New("not an absolute path")
 		}
 	case "kind":
-		if f.With != "" && !slices.Contains(Kinds, f.With) {
-			return fmt.Errorf("unknown kind; the kinds are %v", Kinds)
+		if f.With != "" && !slices.Contains(kinds, f.With) {
+			return fmt.Errorf("unknown kind; the kinds are %v", kinds)
 		}
 	}
 	return err
