@@ -45,23 +45,16 @@ func dialPeer(ctx context.Context, path string, pid int) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := checkPeer(conn.(*net.UnixConn), pid); err != nil {
+	cred, err := proc.Peer(conn)
+	if err == nil && int(cred.Pid) != pid {
+		err = registry.Errorf(registry.ErrDenied,
+			"process %d (uid %d) listens at the shim's socket, not the shim (%d)", cred.Pid, cred.Uid, pid)
+	}
+	if err != nil {
 		conn.Close()
 		return nil, err
 	}
 	return conn, nil
-}
-
-func checkPeer(conn *net.UnixConn, pid int) error {
-	cred, err := proc.Peer(conn)
-	if err != nil {
-		return err
-	}
-	if int(cred.Pid) != pid {
-		return registry.Errorf(registry.ErrDenied,
-			"process %d (uid %d) listens at the shim's socket, not the shim (%d)", cred.Pid, cred.Uid, pid)
-	}
-	return nil
 }
 
 // checkNamespace refuses a shim if one of its threads is in another mount namespace than this host. If this host may
