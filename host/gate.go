@@ -30,7 +30,7 @@ type gate struct {
 
 func newGate() *gate { return &gate{changed: make(chan struct{})} }
 
-func (g *gate) set(f func()) {
+func (g *gate) change(f func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	f()
@@ -39,16 +39,18 @@ func (g *gate) set(f func()) {
 }
 
 // open sends all calls to a shim.
-func (g *gate) open(p peer) { g.set(func() { g.active, g.writesHeld, g.why = p.(*shim), false, nil }) }
+func (g *gate) open(p peer) {
+	g.change(func() { g.active, g.writesHeld, g.why = p.(*shim), false, nil })
+}
 
 // holdWrites holds calls that change something, and begins to count those that wait.
-func (g *gate) holdWrites() { g.set(func() { g.writesHeld, g.heldCalls = true, 0 }) }
+func (g *gate) holdWrites() { g.change(func() { g.writesHeld, g.heldCalls = true, 0 }) }
 
 // holdAll holds all calls.
-func (g *gate) holdAll(why error) { g.set(func() { g.active, g.why = nil, why }) }
+func (g *gate) holdAll(why error) { g.change(func() { g.active, g.why = nil, why }) }
 
 // shut fails all calls for good.
-func (g *gate) shut(why error) { g.set(func() { g.active, g.closed = nil, why }) }
+func (g *gate) shut(why error) { g.change(func() { g.active, g.closed = nil, why }) }
 
 // countHeld returns how many calls had to wait since holdWrites.
 func (g *gate) countHeld() int {
@@ -71,8 +73,8 @@ var (
 	errUnanswered = errors.New("the active shim does not answer")
 )
 
-// passage is the gate's decision about one call.
-type passage struct {
+// gateDecision is the gate's decision about one call.
+type gateDecision struct {
 	shim    *shim         // nil: the call has to wait, or closed is set
 	changed chan struct{} // closed when the gate changes, and may decide otherwise
 	why     error         // why the call has to wait
@@ -81,10 +83,10 @@ type passage struct {
 
 // decide returns the shim that a call may go to, or why the call has to wait. The call does not go to avoid, the shim
 // at which it was cut off, if any.
-func (g *gate) decide(a access, avoid *shim) passage {
+func (g *gate) decide(a access, avoid *shim) gateDecision {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	p := passage{changed: g.changed, why: g.why, closed: g.closed}
+	p := gateDecision{changed: g.changed, why: g.why, closed: g.closed}
 	switch {
 	case g.active == nil || g.active == avoid:
 	case g.writesHeld && a == writes:
@@ -123,7 +125,7 @@ func (g *gate) enter(ctx context.Context, a access, w *shimWait, avoid *shim) (*
 		case p.closed != nil:
 			return nil, p.closed
 		case limit != nil && ctx.Err() != nil:
-			return nil, noShim(w.why, context.Cause(ctx))
+			return nil, noShimError(w.why, context.Cause(ctx))
 		case p.shim != nil:
 			if !timeIsUp(ctx) {
 				w.why = nil // a later timeout is not due to the wait
@@ -141,7 +143,7 @@ func (g *gate) enter(ctx context.Context, a access, w *shimWait, avoid *shim) (*
 		case <-ctx.Done():
 		case <-limit:
 			if !timeIsUp(ctx) {
-				return nil, noShim(w.why, errHeld)
+				return nil, noShimError(w.why, errHeld)
 			}
 			<-ctx.Done()
 		}
@@ -159,11 +161,11 @@ func (g *gate) timeoutError(w shimWait, end error) error {
 	if w.why == nil {
 		return end
 	}
-	return noShim(w.why, end)
+	return noShimError(w.why, end)
 }
 
-// noShim returns the error of a call that was held. end is what ended the wait, why the reason for the wait.
-func noShim(why, end error) error {
+// noShimError returns the error of a call that was held. end is what ended the wait, why the reason for the wait.
+func noShimError(why, end error) error {
 	text := "no shim is active (%w): %w"
 	switch {
 	case !errors.Is(end, context.DeadlineExceeded):
@@ -204,7 +206,7 @@ func (h *Host) do(ctx context.Context, a access, f func(ctx context.Context, sh 
 		}
 		err = f(ctx, sh)
 		switch {
-		case !cutOff(err):
+		case !hasNoAnswer(err):
 			return withDeadline(ctx, wire.Error(err))
 		case noTimeLeft(ctx, err):
 			<-ctx.Done()
@@ -242,9 +244,9 @@ func noTimeLeft(ctx context.Context, err error) bool {
 	return ctx.Err() != nil || timeIsUp(ctx) && status.Code(err) != codes.Unavailable
 }
 
-// cutOff reports whether a call got no answer: the transport failed, the shim died or is not active, or the time was up
-// for the transport. An answer of the shim carries a detail.
-func cutOff(err error) bool {
+// hasNoAnswer reports whether err is that of a call without an answer: the transport failed, the shim died or is not
+// active, or the time was up for the transport. An answer of the shim carries a detail.
+func hasNoAnswer(err error) bool {
 	st, is := status.FromError(err)
 	noAnswer := []codes.Code{codes.Unavailable, codes.Canceled, codes.DeadlineExceeded}
 	return is && len(st.Details()) == 0 && slices.Contains(noAnswer, st.Code())

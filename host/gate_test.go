@@ -85,7 +85,7 @@ func TestHeldCallKeepsItsOwnDeadline(t *testing.T) {
 func TestErrorOfTheTransportIsNoAnswer(t *testing.T) {
 	t.Parallel()
 	for _, code := range []codes.Code{codes.Unavailable, codes.Canceled, codes.DeadlineExceeded} {
-		if !cutOff(status.Error(code, "stream terminated by RST_STREAM with error code: CANCEL")) {
+		if !hasNoAnswer(status.Error(code, "stream terminated by RST_STREAM with error code: CANCEL")) {
 			t.Errorf("%s of the transport is taken for an answer", code)
 		}
 	}
@@ -94,7 +94,7 @@ func TestErrorOfTheTransportIsNoAnswer(t *testing.T) {
 		wire.Status(registry.Errorf(registry.ErrUnavailable, "no plugin")),
 		status.Error(codes.InvalidArgument, "bad"), nil,
 	} {
-		if cutOff(err) {
+		if hasNoAnswer(err) {
 			t.Errorf("an answer is not taken for one: %v", err)
 		}
 	}

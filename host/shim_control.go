@@ -146,7 +146,7 @@ func (s *shim) callError(ctx context.Context, err error) error {
 		<-ctx.Done()
 		return registry.Errorf(registry.ErrUnavailable, "%w", context.Cause(ctx))
 	}
-	if !cutOff(err) {
+	if !hasNoAnswer(err) {
 		return wire.Error(err)
 	}
 	select {
@@ -170,5 +170,5 @@ func (s *shim) candidateError(ctx context.Context, err error) error {
 // endedByDeadline reports whether a call ended because its time was up. The shim has the same deadline and may notice
 // it first: the call is then cut off before its context ends here.
 func endedByDeadline(ctx context.Context, err error) bool {
-	return err != nil && timeIsUp(ctx) && (cutOff(err) || status.Code(err) == codes.DeadlineExceeded)
+	return err != nil && timeIsUp(ctx) && (hasNoAnswer(err) || status.Code(err) == codes.DeadlineExceeded)
 }

@@ -56,15 +56,15 @@ func (s *shimState) set(f func(now *ShimState)) {
 	f(&s.now)
 }
 
-// serving notes the shim that calls go to.
-func (s *shimState) serving(pid int, binary digest) {
+// setServing notes the shim that calls go to.
+func (s *shimState) setServing(pid int, binary digest) {
 	s.set(func(now *ShimState) {
 		now.Serving, now.Since, now.PID, now.SHA256, now.Next = true, time.Now(), pid, binary.SHA256, time.Time{}
 	})
 }
 
-// down notes that no shim serves, why, and when the next one is started; zero: unknown.
-func (s *shimState) down(why error, failures int, binary digest, next time.Time) {
+// setDown notes that no shim serves, why, and when the next one is started; zero: unknown.
+func (s *shimState) setDown(why error, failures int, binary digest, next time.Time) {
 	s.set(func(now *ShimState) {
 		if now.Serving {
 			now.Since = time.Now()
@@ -77,14 +77,14 @@ func (s *shimState) down(why error, failures int, binary digest, next time.Time)
 	})
 }
 
-// explain notes how the previous shim ended, once that is known.
-func (s *shimState) explain(why error) { s.set(func(now *ShimState) { now.Reason = why.Error() }) }
+// setReason notes how the previous shim ended, once that is known.
+func (s *shimState) setReason(why error) { s.set(func(now *ShimState) { now.Reason = why.Error() }) }
 
-// bakeUntil notes until when a replaced shim stands by; zero: none does.
-func (s *shimState) bakeUntil(t time.Time) { s.set(func(now *ShimState) { now.Bakes = t }) }
+// setBakeEnd notes until when a replaced shim stands by; zero: none does.
+func (s *shimState) setBakeEnd(t time.Time) { s.set(func(now *ShimState) { now.Bakes = t }) }
 
-// swapStep notes the step that a swap has reached; "": it has ended.
-func (s *shimState) swapStep(r SwapReport, step SwapStep) {
+// setSwapStep notes the step that a swap has reached; "": it has ended.
+func (s *shimState) setSwapStep(r SwapReport, step SwapStep) {
 	s.set(func(now *ShimState) {
 		now.Swap = nil
 		if step != "" {

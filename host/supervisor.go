@@ -101,8 +101,8 @@ func newSupervisor(h *Host, gate swapGate, first peer) *supervisor {
 // run runs until ctx ends. It returns the error of ending the last shim.
 func (s *supervisor) run(ctx context.Context) error {
 	for {
-		if p := s.readySwap(); p != nil {
-			p.done <- s.swap(ctx, p)
+		if p := s.takeReadySwap(); p != nil {
+			p.done <- s.runSwap(ctx, p)
 		}
 		c := s.signals()
 		select {
@@ -121,16 +121,16 @@ func (s *supervisor) run(ctx context.Context) error {
 		case <-c.bakeAnswered:
 			s.commit(ctx)
 		case err := <-c.oldStopped:
-			s.committed(err)
+			s.recordCommit(err)
 		case <-c.startEnded:
-			s.started(ctx)
+			s.handleStartEnd(ctx)
 		case <-c.unkillableExited:
 			s.reap(ctx)
 		case s.waiting = <-c.nextSwap:
 			s.commit(ctx)
 			s.limitStart()
 		case <-ctx.Done():
-			return s.end(ctx)
+			return s.stopAll(ctx)
 		}
 	}
 }
@@ -172,8 +172,8 @@ func (s *supervisor) signals() (c signals) {
 	return c
 }
 
-// readySwap returns the waiting swap once no start and no commit is under way; nil: none.
-func (s *supervisor) readySwap() *preparedSwap {
+// takeReadySwap takes the waiting swap out of s once no start and no commit is under way; nil: none.
+func (s *supervisor) takeReadySwap() *preparedSwap {
 	if s.committing != nil || s.starting != nil {
 		return nil
 	}
@@ -182,8 +182,8 @@ func (s *supervisor) readySwap() *preparedSwap {
 	return p
 }
 
-// end ends all shims.
-func (s *supervisor) end(ctx context.Context) error {
+// stopAll ends all shims.
+func (s *supervisor) stopAll(ctx context.Context) error {
 	if s.nextStart != nil {
 		s.nextStart.Stop()
 	}
@@ -207,7 +207,7 @@ func (s *supervisor) end(ctx context.Context) error {
 		err = errors.Join(err, p.stop(ctx))
 	}
 	if s.committing != nil {
-		s.committed(<-s.committing.stopped)
+		s.recordCommit(<-s.committing.stopped)
 	}
 	return err
 }
@@ -218,7 +218,7 @@ var errDied = errors.New("it has died")
 // work comes afterwards: the removal of the dead shim's files, and writes to a disk that may hang.
 func (s *supervisor) restart(ctx context.Context) {
 	dead, baked, killed := s.active, s.endBake(), s.killed
-	s.down(errDied, time.Time{})
+	s.holdCalls(errDied, time.Time{})
 	revived := baked != nil && s.rollBack(ctx, baked)
 	if revived {
 		s.serve(baked.standby)
@@ -232,7 +232,7 @@ func (s *supervisor) restart(ctx context.Context) {
 		s.history.note(baked.report) // written below
 	}
 	if revived {
-		s.shimState.explain(why)
+		s.shimState.setReason(why)
 		s.config.Logger.Error("the new shim has died; the old one has taken over again", "error", why)
 	} else {
 		if time.Since(s.activeSince) > goodLife {
@@ -259,18 +259,18 @@ func (s *supervisor) cleanUp(ctx context.Context, dead peer) {
 // killUnresponsive kills a shim that does not answer. If it does not exit, calls wait until it does.
 func (s *supervisor) killUnresponsive(ctx context.Context) {
 	s.unresponsive, s.killed = nil, true
-	s.down(fmt.Errorf("the shim has given no answer for %s, and is killed", s.config.AnswerTimeout), time.Time{})
+	silent := fmt.Errorf("the shim has given no answer for %s", s.config.AnswerTimeout)
+	s.holdCalls(fmt.Errorf("%w, and is killed", silent), time.Time{})
 	if err := kill(ctx, s.active); err != nil {
-		s.down(fmt.Errorf("the shim has given no answer for %s: %w: %w", s.config.AnswerTimeout, errUnkillable, err),
-			time.Time{})
+		s.holdCalls(fmt.Errorf("%w: %w: %w", silent, errUnkillable, err), time.Time{})
 		s.noteUnkillable(s.active)
 	}
 }
 
-// down holds all calls, and records why and when the next start is due; zero: unknown.
-func (s *supervisor) down(why error, nextStart time.Time) {
+// holdCalls holds all calls, and records why and when the next start is due; zero: unknown.
+func (s *supervisor) holdCalls(why error, nextStart time.Time) {
 	s.gate.holdAll(why)
-	s.shimState.down(why, s.pauses.failures, *s.running.Load(), nextStart)
+	s.shimState.setDown(why, s.pauses.failures, *s.running.Load(), nextStart)
 }
 
 // noteUnkillable adds the killed shims that have not exited to s.unkillable.
@@ -299,7 +299,7 @@ func (s *supervisor) planStart(what string, why error) (pause time.Duration) {
 	if len(s.unkillable) > 0 {
 		due = time.Time{} // unknown
 	}
-	s.down(why, due)
+	s.holdCalls(why, due)
 	s.config.Logger.Error(what+"; it is started again", "in", pause, "failures in a row", s.pauses.failures, "error",
 		why)
 	return pause
@@ -328,8 +328,8 @@ func (s *supervisor) limitStart() {
 	}
 }
 
-// started handles the end of a start.
-func (s *supervisor) started(ctx context.Context) {
+// handleStartEnd handles the end of a start.
+func (s *supervisor) handleStartEnd(ctx context.Context) {
 	p := s.starting
 	s.starting = nil
 	p.cancel(nil)
@@ -358,12 +358,12 @@ func (s *supervisor) setActive(p peer) {
 	s.deactivate()
 	s.active, s.activeSince, s.killed = p, time.Now(), false
 	s.activeCtx, s.deactivate = context.WithCancel(s.closing)
-	s.shimState.serving(p.pid(), *s.running.Load())
+	s.shimState.setServing(p.pid(), *s.running.Load())
 	s.watchActive()
 }
 
-// swap hands over to the candidate.
-func (s *supervisor) swap(ctx context.Context, p *preparedSwap) error {
+// runSwap hands over to the candidate.
+func (s *supervisor) runSwap(ctx context.Context, p *preparedSwap) error {
 	if err := s.reapAll(ctx); err != nil {
 		return errors.Join(p.swap.step(SwapActivate, func() error { return err }), p.swap.killNext(ctx))
 	}
@@ -373,7 +373,7 @@ func (s *supervisor) swap(ctx context.Context, p *preparedSwap) error {
 	active, err := p.swap.handOver(p.ctx)
 	switch {
 	case active == next:
-		s.swapped(p, old)
+		s.beginBake(p, old)
 	case old == nil: // no shim is active, as before; its next start is planned already
 		s.noteUnkillable(next)
 	case active == old:
@@ -403,14 +403,14 @@ func (s *supervisor) reapAll(ctx context.Context) error {
 // reapLimit is how long a swap waits for unkillable shims to exit.
 const reapLimit = 100 * time.Millisecond
 
-// swapped begins the bake.
-func (s *supervisor) swapped(p *preparedSwap, old peer) {
+// beginBake begins the bake.
+func (s *supervisor) beginBake(p *preparedSwap, old peer) {
 	now := time.Now()
 	s.baking = &bake{
 		report: p.swap.report, digest: *s.running.Load(), began: now, over: time.NewTimer(s.config.Bake),
 		standby: old, // if it has died, run notices that next
 	}
-	s.shimState.bakeUntil(now.Add(s.config.Bake))
+	s.shimState.setBakeEnd(now.Add(s.config.Bake))
 	s.running.Store(&p.digest)
 	s.setActive(p.swap.next)
 	s.history.add(s.baking.report)
@@ -436,8 +436,8 @@ func (s *supervisor) commit(ctx context.Context) {
 	}()
 }
 
-// committed records that the old shim has ended.
-func (s *supervisor) committed(err error) {
+// recordCommit records that the old shim has ended.
+func (s *supervisor) recordCommit(err error) {
 	b := s.committing
 	s.committing = nil
 	if err != nil {
@@ -454,7 +454,7 @@ func (s *supervisor) endBake() *bake {
 	s.baking = nil
 	if b != nil {
 		b.over.Stop()
-		s.shimState.bakeUntil(time.Time{})
+		s.shimState.setBakeEnd(time.Time{})
 		b.step(SwapBake, b.began)
 	}
 	return b

@@ -30,7 +30,7 @@ func (h *Host) SwapAs(ctx context.Context, b Binary, operator string) (SwapRepor
 	default:
 		return SwapReport{}, registry.Errorf(registry.ErrConflict, "a swap is under way already; wait for its end")
 	}
-	s := &swap{progress: h.shimState.swapStep, report: SwapReport{
+	s := &swap{progress: h.shimState.setSwapStep, report: SwapReport{
 		By: operator, Began: time.Now(), Path: b.Path, From: h.running.Load().SHA256, Outcome: SwapRefused,
 	}}
 	err := h.swap(ctx, s, b)
@@ -40,7 +40,7 @@ func (h *Host) SwapAs(ctx context.Context, b Binary, operator string) (SwapRepor
 		err = fmt.Errorf("%w; %s", err, advice)
 		s.report.Reason += "; " + advice
 	}
-	h.shimState.swapStep(s.report, "")
+	h.shimState.setSwapStep(s.report, "")
 	h.pruneBinaries()
 	if s.report.Outcome != SwapBaking { // else the supervisor records how it ends
 		h.history.add(s.report)
