@@ -83,7 +83,7 @@ const scrapeLimit = 2 * time.Second
 
 // Collect implements prometheus.Collector. It leaves out values that the shim does not return in time.
 func (m *Metrics) Collect(to chan<- prometheus.Metric) {
-	m.wanted()
+	m.requestUsage()
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeLimit)
 	defer cancel()
 	m.events.Collect(to)

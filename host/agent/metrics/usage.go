@@ -105,14 +105,14 @@ func (m *Metrics) countEvents(ctx context.Context) {
 // Usage returns the last reported usage of the volumes that are mounted here, and requests a refresh as a scrape does.
 // The caller must not change the result.
 func (m *Metrics) Usage() map[host.VolumeName][]host.VolumeUsage {
-	m.wanted()
+	m.requestUsage()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.usage
 }
 
-// wanted tells Run that the usage is wanted. Run refreshes it, unless it has done so within usageInterval.
-func (m *Metrics) wanted() {
+// requestUsage has Run refresh the usage, unless Run has done so within usageInterval.
+func (m *Metrics) requestUsage() {
 	select {
 	case m.scraped <- struct{}{}:
 	default:
@@ -144,7 +144,7 @@ func (m *Metrics) refresh(ctx context.Context, changed map[host.VolumeName]bool)
 		}
 	}
 	next := map[host.VolumeName][]host.VolumeUsage{}
-	m.keep(rest, next)
+	m.copyLastUsage(rest, next)
 	var wg sync.WaitGroup
 	for _, names := range used {
 		wg.Go(func() { m.measure(ctx, names, next) })
@@ -181,15 +181,15 @@ func (m *Metrics) measure(
 		case queue <- name:
 		case <-ctx.Done():
 			if ctx.Err() == context.DeadlineExceeded {
-				m.keep(list[i:], next)
+				m.copyLastUsage(list[i:], next)
 			}
 			return
 		}
 	}
 }
 
-// keep copies the last usage of volumes to next.
-func (m *Metrics) keep(names []host.VolumeName, next map[host.VolumeName][]host.VolumeUsage) {
+// copyLastUsage copies the last usage of volumes to next.
+func (m *Metrics) copyLastUsage(names []host.VolumeName, next map[host.VolumeName][]host.VolumeUsage) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, name := range names {

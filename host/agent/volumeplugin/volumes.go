@@ -192,8 +192,8 @@ func (s *Server) find(ctx context.Context, q request) (v host.VolumeStatus, know
 	return list[0], true, nil
 }
 
-// must is find for requests that need the volume: a missing volume is an error.
-func (s *Server) must(ctx context.Context, q request) (host.VolumeStatus, error) {
+// findExisting is find for requests that need the volume: a missing volume is an error.
+func (s *Server) findExisting(ctx context.Context, q request) (host.VolumeStatus, error) {
 	v, known, err := s.find(ctx, q)
 	if err == nil && !known {
 		err = registry.Errorf(registry.ErrNotFound, "no volume %q", q.Name)
@@ -213,7 +213,7 @@ func (s *Server) list(r *http.Request, _ request) (reply, error) {
 }
 
 func (s *Server) get(r *http.Request, q request) (reply, error) {
-	v, err := s.must(r.Context(), q)
+	v, err := s.findExisting(r.Context(), q)
 	if err != nil {
 		return reply{}, err
 	}
@@ -257,13 +257,13 @@ func (s *Server) describe(v host.VolumeStatus) volume {
 }
 
 func (s *Server) path(r *http.Request, q request) (reply, error) {
-	v, err := s.must(r.Context(), q)
+	v, err := s.findExisting(r.Context(), q)
 	return reply{Mountpoint: s.describe(v).Mountpoint}, err
 }
 
 // mount mounts the volume. All containers of this machine share one mount of it.
 func (s *Server) mount(r *http.Request, q request) (reply, error) {
-	v, err := s.must(r.Context(), q)
+	v, err := s.findExisting(r.Context(), q)
 	if err != nil {
 		return reply{}, err
 	}
