@@ -116,6 +116,15 @@ func (o *orchestrator) source(id host.AllocID) string {
 	return plans["user"].Binds[0].Source
 }
 
+func (o *orchestrator) countPrepares() (n int) {
+	for _, c := range o.shim.Calls() {
+		if _, is := c.Request.(*pb.PrepareRequest); is {
+			n++
+		}
+	}
+	return n
+}
+
 // The content of a volume outlives its users. A second user waits for the first one.
 func TestVolumeInMemoryIsUsedByOneAllocAfterTheOther(t *testing.T) {
 	t.Parallel()
@@ -169,23 +178,12 @@ func TestHostOfAShimInMemoryRepeatsCalls(t *testing.T) {
 			o.shim.SetHealth(task, host.Unhealthy, "no answer")
 			prepared := make(chan string)
 			go func() { prepared <- o.source("a") }()
-			for calls := 0; calls == 0 && t.Context().Err() == nil; {
-				for _, c := range o.shim.Calls() {
-					if _, is := c.Request.(*pb.PrepareRequest); is {
-						calls++
-					}
-				}
+			for o.countPrepares() == 0 && t.Context().Err() == nil {
 			}
 			o.must(replace(o))
 			o.shim.SetHealth(task, host.Healthy, "")
 			<-prepared
-			calls := 0
-			for _, c := range o.shim.Calls() {
-				if _, is := c.Request.(*pb.PrepareRequest); is {
-					calls++
-				}
-			}
-			if calls < 2 {
+			if o.countPrepares() < 2 {
 				t.Error("the shim that follows has not got the call")
 			}
 			held, _, err := o.Claims(t.Context(), host.ClaimQuery{})
