@@ -27,7 +27,7 @@ func TestOrphansAreEnded(t *testing.T) {
 		says   string
 	}{
 		"ignores": {"ignores", false, `"state":"`},
-		"frozen":  {"locks", true, `"state":"T"`},
+		"frozen":  {"ignores", true, `"state":"T"`},
 		"healthy": {"locks", false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
