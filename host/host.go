@@ -123,9 +123,9 @@ func (h *Host) verify(ctx context.Context, b Binary) (digest, error) {
 	return h.binaries.Add(ctx, b.Path, b.SHA256, "")
 }
 
-// pruneBinaries removes the binaries that are not needed any more.
+// pruneBinaries removes the binaries that are not needed any more. It does not wait for a disk that hangs.
 func (h *Host) pruneBinaries() {
-	if err := h.binaries.Prune(); err != nil {
+	if err := h.history.writer.do(h.binaries.Prune); err != nil {
 		h.config.Logger.Warn("cannot remove binaries that are not needed any more", "error", err)
 	}
 }

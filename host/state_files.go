@@ -24,7 +24,7 @@ type writer struct {
 // writeLimit is how long a caller waits for a write.
 const writeLimit = time.Second
 
-var errDiskHangs = errors.New("the disk of the state directory does not answer; the file is written once it does")
+var errDiskHangs = errors.New("the disk of the state directory does not answer; the change is made once it does")
 
 // do runs one write after those before it, and returns its error.
 func (w *writer) do(write func() error) error {
