@@ -106,19 +106,19 @@ func reused(id registry.OperationID, method string) error {
 // ask writes the call's record, unless there is one. here: this node is the executor, and no record is left.
 func (r *Remote) ask(ctx context.Context, c registry.RemoteCall, anew bool) (here bool, err error) {
 	_, err = registry.Ensure(ctx, r.state, func(v registry.View) (registry.Change, error) {
-		earlier, found := v.RemoteCall(c.ID)
+		stored, found := v.RemoteCall(c.ID)
+		asked := found && !(anew && stored.Done) // else a stored answer belongs to an earlier call
 		switch {
-		case found && anew && earlier.Done:
-		case found && (earlier.Method != c.Method || !bytes.Equal(earlier.Request, c.Request)):
-			return registry.Change{}, reused(c.ID, earlier.Method)
-		case found && earlier.Done:
+		case asked && (stored.Method != c.Method || !bytes.Equal(stored.Request, c.Request)):
+			return registry.Change{}, reused(c.ID, stored.Method)
+		case asked && stored.Done:
 			return registry.Change{}, nil
 		}
 		_, err := r.executors.Check(v, c.ExecutedBy())
 		switch here = err == nil; {
 		case here && found: // the caller may hold a lock that Serve needs
 			return registry.Change{Delete: []registry.Key{c.Key()}}, nil
-		case here || found && !(anew && earlier.Done):
+		case here || asked:
 			return registry.Change{}, nil
 		}
 		c.From, c.Since = r.state.node, r.executors.now()
