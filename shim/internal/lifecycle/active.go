@@ -91,7 +91,7 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 		err = r.load(ctx, p, hello)
 	}
 	if err == nil {
-		err = r.build(p, hello, layout, m, in)
+		r.build(p, hello, layout, m, in)
 	}
 	if err == nil && !in.graceful() { // else the previous shim has compared them until now
 		err = r.compare(ctx, p)
@@ -169,7 +169,7 @@ func resumes(c registry.Change) bool {
 // build connects the use cases with the adapters.
 func (r *activeState) build(
 	p *Process, hello *rpc.Hello, layout hooks.Layout, m *mount.Manager, in handoff,
-) (err error) {
+) {
 	r.fleet = in.fleet(r.Table, p.observer())
 	clock := func() registry.BootTime { return registry.BootTime{Boot: m.Boot(), At: proc.BootTime()} }
 	host := node.Host{Node: hello.Node, Operations: hello.Operations}
@@ -224,7 +224,6 @@ func (r *activeState) build(
 	r.Doctor = r.doctor
 	r.mounts = doctor.NewWatch(state, m, layout, time.Now, p.log.Named("mounts"))
 	r.mounts.First = firstInspection
-	return nil
 }
 
 // serve returns the function that carries out calls of other nodes of the cluster.
