@@ -152,6 +152,7 @@ func TestEndpointOutlivesTheAgent(t *testing.T) {
 		"uses", "fake")
 	call(v.unpublish)
 	call(v.unstage)
+	a.wantOutput(true, []string{v.id}, "__complete", "plugin", "forget", "fake", "")
 	a.wantOutput(false, []string{"ControllerPublishVolume at", "data may be lost", "--confirm"}, "plugin", "forget",
 		"fake", v.id)
 	a.wantOutput(true, []string{"uses of volume " + v.id + " forgotten"}, "plugin", "forget", "fake", v.id, "--confirm",
