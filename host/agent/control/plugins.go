@@ -308,12 +308,12 @@ func (p *Plugin) describe(always bool) (lines []string) {
 	}
 	for _, i := range p.Instances {
 		lines = append(lines, fmt.Sprintf("%s, task %s of alloc %s: %s since %s: %s", i.Role, i.Task, short(i.Alloc),
-			i.Health.State, since(i.Health.Since), withDetail(i.Health.Cause, i.Health.Detail)))
+			i.Health.State, since(i.Health.Since), WithDetail(i.Health.Cause, i.Health.Detail)))
 	}
 	for _, t := range p.Tasks {
 		if t.Restart != nil {
 			lines = append(lines, fmt.Sprintf("task %s of alloc %s: restart requested: %s", t.Task, short(t.Alloc),
-				withDetail(t.Restart.Cause, t.Restart.Detail)))
+				WithDetail(t.Restart.Cause, t.Restart.Detail)))
 		} else if len(p.Instances) == 0 {
 			text := fmt.Sprintf("task %s of alloc %s of job %s: %s, attempt %d", t.Task, short(t.Alloc), t.Job, t.Phase,
 				t.Attempt)
@@ -326,8 +326,8 @@ func (p *Plugin) describe(always bool) (lines []string) {
 	return lines
 }
 
-// withDetail adds a detail, if there is one.
-func withDetail(cause registry.Cause, detail string) string {
+// WithDetail adds a detail to a cause, if there is one.
+func WithDetail(cause registry.Cause, detail string) string {
 	if detail == "" {
 		return string(cause)
 	}

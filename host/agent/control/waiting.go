@@ -182,7 +182,7 @@ func (s *Server) describeUnhealthy(ctx context.Context, j Job) (texts []string) 
 			}
 			for _, i := range p.Instances {
 				if i.TaskKey() == key && i.Health.State == registry.Unhealthy {
-					text += ": " + withDetail(i.Health.Cause, i.Health.Detail)
+					text += ": " + WithDetail(i.Health.Cause, i.Health.Detail)
 					break
 				}
 			}

@@ -185,13 +185,14 @@ func writePlugin(to io.Writer, p control.Plugin) error {
 	for _, i := range p.Instances {
 		f := i.Fingerprint
 		instances.add(i.Role, short(i.Alloc), i.Task, i.Attempt, yesNo(i.Active), i.Health.State,
-			withDetail(i.Health.Cause, i.Health.Detail), age(i.Health.Since), f.NodeID, number(f.MaxVolumes))
+			control.WithDetail(i.Health.Cause, i.Health.Detail), age(i.Health.Since), f.NodeID, number(f.MaxVolumes))
 	}
 	tasks := newTable("ALLOC", "TASK", "JOB", "TYPE", "PHASE", "ATTEMPT", "CALLS", "SERVES", "RESTART REQUESTED")
 	for _, t := range p.Tasks {
 		request := ""
 		if t.Restart != nil {
-			request = fmt.Sprintf("of attempt %d: %s", t.Restart.Attempt, withDetail(t.Restart.Cause, t.Restart.Detail))
+			request = fmt.Sprintf("of attempt %d: %s", t.Restart.Attempt,
+				control.WithDetail(t.Restart.Cause, t.Restart.Detail))
 		}
 		var serves []string
 		for _, v := range t.Volumes {
@@ -236,9 +237,4 @@ func writeCapabilities(to io.Writer, p control.Plugin) error {
 		}
 	}
 	return nil
-}
-
-// withDetail adds a detail to a cause, if there is one.
-func withDetail(cause registry.Cause, detail string) string {
-	return strings.TrimSuffix(fmt.Sprintf("%s: %s", cause, detail), ": ")
 }

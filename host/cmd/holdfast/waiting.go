@@ -48,30 +48,31 @@ func (w *waiter) report(text string, since time.Time) {
 	}
 }
 
-// Limits for an agent that has ended: the interval of requests to it, and their total time.
+// Limits for an agent that has ended: the interval of requests to it, and the time in which it must start again.
 const (
-	askAgain     = 200 * time.Millisecond
-	agentReturns = time.Minute
+	retryInterval = 200 * time.Millisecond
+	restartLimit  = time.Minute
 )
 
 // acrossRestarts calls wait, which must change nothing. If the agent is restarted meanwhile, it calls wait again.
 func acrossRestarts[T any](ctx context.Context, client *control.Client, wait func() (T, error)) (v T, err error) {
 	defer client.Report("", time.Time{})
-	for gone := (time.Time{}); ; {
+	var gone time.Time // since when no agent answers
+	for {
 		began := time.Now()
 		v, err = wait()
 		if !errors.Is(err, control.ErrNoAgent) && !errors.Is(err, host.ErrUnavailable) {
 			return v, err
 		}
-		if gone.IsZero() || time.Since(began) > agentReturns {
+		if answered := time.Since(began) > restartLimit; gone.IsZero() || answered {
 			gone = time.Now()
 		}
-		if time.Since(gone) > agentReturns {
+		if time.Since(gone) > restartLimit {
 			return v, err
 		}
 		client.Report("the agent has ended and has not started again yet", gone)
 		select {
-		case <-time.After(askAgain):
+		case <-time.After(retryInterval):
 		case <-ctx.Done():
 			return v, context.Cause(ctx)
 		}
