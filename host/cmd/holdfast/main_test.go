@@ -295,22 +295,17 @@ func TestCommandsPrintJSONAndCompleteIDs(t *testing.T) {
 	check(newRoot(&program{}))
 }
 
-func TestVersionAsJSON(t *testing.T) {
-	var out bytes.Buffer
-	var v version
-	if code := run([]string{"version", "--json"}, &out, io.Discard); code != 0 || json.Unmarshal(out.Bytes(),
-		&v) != nil || v.Version != host.Version || len(v.Protocols) == 0 {
-		t.Errorf("%d %s", code, out.String())
-	}
-}
-
-func TestBadVariableOfTracingIsAWarningInJSON(t *testing.T) {
+// The version is printed as JSON, and so is the warning about a bad variable of tracing.
+func TestVersionAndWarningsAsJSON(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "localhost")
-	var errs bytes.Buffer
+	var out, errs bytes.Buffer
+	var v version
 	var line struct{ Warning string }
-	if code := run([]string{"version", "--json"}, io.Discard, &errs); code != 0 || json.Unmarshal(errs.Bytes(),
-		&line) != nil || !strings.Contains(line.Warning, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=localhost is no URL") {
-		t.Errorf("%d %s", code, errs.String())
+	code := run([]string{"version", "--json"}, &out, &errs)
+	err := errors.Join(json.Unmarshal(out.Bytes(), &v), json.Unmarshal(errs.Bytes(), &line))
+	if code != exitOK || err != nil || v.Version != host.Version || len(v.Protocols) == 0 ||
+		!strings.Contains(line.Warning, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=localhost is no URL") {
+		t.Errorf("%d, %v: %s%s", code, err, &out, &errs)
 	}
 }
 
