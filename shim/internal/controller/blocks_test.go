@@ -102,21 +102,19 @@ func TestBlocksComeOnceAndInOrder(t *testing.T) {
 		"base missing":      {"none", 0, nil, "", nil, "not found"},
 		"a negative offset": {"", -1, nil, "", nil, "cannot be negative"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				d := openBlocks(t, c.answers...)
-				got, err := d.read(c.base, c.offset)
-				wantErr(t, "", err, nil, c.err)
-				if got != c.got {
-					t.Errorf("got %q, want %q", got, c.got)
+		runInBubble(t, name, func(t *testing.T) {
+			d := openBlocks(t, c.answers...)
+			got, err := d.read(c.base, c.offset)
+			wantErr(t, "", err, nil, c.err)
+			if got != c.got {
+				t.Errorf("got %q, want %q", got, c.got)
+			}
+			for i, format := range c.calls {
+				if strings.Contains(format, "%d") {
+					c.calls[i] = fmt.Sprintf(format, 0)
 				}
-				for i, format := range c.calls {
-					if strings.Contains(format, "%d") {
-						c.calls[i] = fmt.Sprintf(format, 0)
-					}
-				}
-				d.wantJournal(c.calls...)
-			})
+			}
+			d.wantJournal(c.calls...)
 		})
 	}
 	d := openSnapshots(t, of(registry.CreateSnapshot), answer(snapReady))

@@ -138,41 +138,39 @@ func TestDetachGoesOnWithoutItsCaller(t *testing.T) {
 		"confirmed":      {"data", slices.Repeat([]fault{uncertain("INTERNAL", false)}, 3), false, 0, nil, 0},
 		"confirmed only": {"data", nil, false, 5, []string{own, own, old}, 0},
 	} {
-		t.Run(what, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				d := open(t, of(registry.AttachDetach), ready(), attachedTo("n1"), attachedTo("old"))
-				d.Fence = func(context.Context, registry.NodeName) error { return nil }
-				d.faults = []fault{uncertain("DEADLINE_EXCEEDED", true)}
-				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-				defer cancel()
-				_, err := d.DetachVolume(ctx, call, name, "", registry.Force{By: "ada", Confirm: c.confirm})
-				if err == nil {
-					t.Error("no error")
+		runInBubble(t, what, func(t *testing.T) {
+			d := open(t, of(registry.AttachDetach), ready(), attachedTo("n1"), attachedTo("old"))
+			d.Fence = func(context.Context, registry.NodeName) error { return nil }
+			d.faults = []fault{uncertain("DEADLINE_EXCEEDED", true)}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			defer cancel()
+			_, err := d.DetachVolume(ctx, call, name, "", registry.Force{By: "ada", Confirm: c.confirm})
+			if err == nil {
+				t.Error("no error")
+			}
+			d.crash()
+			fences := 0
+			d.Fence = func(context.Context, registry.NodeName) error {
+				if fences++; fences <= c.unfenced {
+					return errors.New("the power switch does not answer")
 				}
-				d.crash()
-				fences := 0
-				d.Fence = func(context.Context, registry.NodeName) error {
-					if fences++; fences <= c.unfenced {
-						return errors.New("the power switch does not answer")
-					}
-					return nil
+				return nil
+			}
+			if d.faults = c.faults; c.claim {
+				d.put(claimed())
+			}
+			d.runFor(time.Hour)
+			if fenced := fences > c.unfenced; fenced != slices.Contains(d.journal, old) {
+				t.Errorf("fenced: %t, and the calls are %q", fenced, d.journal)
+			}
+			if c.calls != nil {
+				d.expect(c.calls...)
+			}
+			d.view(func(v registry.View) {
+				list := v.AllAttachments()
+				if len(list) != c.left || c.left == 2 && list[0].Detaching != (registry.Detaching{}) {
+					t.Errorf("left: %+v, %+v", list, v.Intents())
 				}
-				if d.faults = c.faults; c.claim {
-					d.put(claimed())
-				}
-				d.runFor(time.Hour)
-				if fenced := fences > c.unfenced; fenced != slices.Contains(d.journal, old) {
-					t.Errorf("fenced: %t, and the calls are %q", fenced, d.journal)
-				}
-				if c.calls != nil {
-					d.expect(c.calls...)
-				}
-				d.view(func(v registry.View) {
-					list := v.AllAttachments()
-					if len(list) != c.left || c.left == 2 && list[0].Detaching != (registry.Detaching{}) {
-						t.Errorf("left: %+v, %+v", list, v.Intents())
-					}
-				})
 			})
 		})
 	}
@@ -190,38 +188,36 @@ func TestDetachFollowsAnExpansion(t *testing.T) {
 		"unknown":          {"", slices.Repeat([]fault{uncertain("INTERNAL", false)}, 100), true},
 		"unknown by force": {"data", []fault{uncertain("FAILED_PRECONDITION", false)}, false},
 	} {
-		t.Run(what, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				d := open(t, of(registry.AttachDetach, registry.ControllerExpand), ready(), attachedTo("n1"))
-				d.faults = slices.Repeat([]fault{uncertain("INTERNAL", false)}, 100)
-				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-				defer cancel()
-				_, err := d.Controller.Expand(ctx, call, name, registry.CapacityRange{Required: 2 << 30})
-				if err == nil {
-					t.Fatal("no error")
-				}
-				d.crash()
-				d.journal, d.faults = nil, c.faults
-				_, err = d.DetachVolume(t.Context(), call, name, "n1", registry.Force{By: "ada", Confirm: c.confirm})
-				if len(d.journal) == 0 {
-					t.Fatal(err)
-				}
-				last := d.journal[len(d.journal)-1]
-				if (err != nil) != c.left || (last != detach) != c.left ||
-					!strings.HasPrefix(d.journal[0], "ControllerExpand") {
-					t.Errorf("%v, %q", err, d.journal)
-				}
-				d.view(func(v registry.View) {
-					if left := len(v.Attachments(key)) > 0; left != c.left {
-						t.Errorf("left: %v", v.Attachments(key))
-					}
-				})
-				for _, kind := range d.kinds() {
-					if kind == registry.EventAbandoned {
-						t.Error("abandoned")
-					}
+		runInBubble(t, what, func(t *testing.T) {
+			d := open(t, of(registry.AttachDetach, registry.ControllerExpand), ready(), attachedTo("n1"))
+			d.faults = slices.Repeat([]fault{uncertain("INTERNAL", false)}, 100)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			defer cancel()
+			_, err := d.Controller.Expand(ctx, call, name, registry.CapacityRange{Required: 2 << 30})
+			if err == nil {
+				t.Fatal("no error")
+			}
+			d.crash()
+			d.journal, d.faults = nil, c.faults
+			_, err = d.DetachVolume(t.Context(), call, name, "n1", registry.Force{By: "ada", Confirm: c.confirm})
+			if len(d.journal) == 0 {
+				t.Fatal(err)
+			}
+			last := d.journal[len(d.journal)-1]
+			if (err != nil) != c.left || (last != detach) != c.left ||
+				!strings.HasPrefix(d.journal[0], "ControllerExpand") {
+				t.Errorf("%v, %q", err, d.journal)
+			}
+			d.view(func(v registry.View) {
+				if left := len(v.Attachments(key)) > 0; left != c.left {
+					t.Errorf("left: %v", v.Attachments(key))
 				}
 			})
+			for _, kind := range d.kinds() {
+				if kind == registry.EventAbandoned {
+					t.Error("abandoned")
+				}
+			}
 		})
 	}
 }

@@ -89,25 +89,23 @@ func TestGroupSnapshotIsCreatedOnceItIsReady(t *testing.T) {
 			registry.SnapshotFailed, []string{createGroup, getGroup}, "called it"},
 		"without an id": {[]scriptedAnswer{{}}, registry.SnapshotFailed, []string{createGroup}, "external id"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				d := openGroup(t, of(registry.GroupSnapshots), c.answers...)
-				got, err := d.Create(t.Context(), call, groupSpec)
-				wantErr(t, "", err, nil, c.err)
-				if d.group().State != c.state {
-					t.Errorf("%+v, want %q", d.group(), c.state)
-				}
-				d.wantJournal(c.calls...)
-				if c.state != registry.SnapshotReady {
-					return
-				}
-				if len(got.Members) != 2 || got.Members[1].External != "snap-2" ||
-					d.plugin.secrets["token"].Reveal() != canary {
-					t.Errorf("%+v, secrets %v", got, d.plugin.secrets)
-				}
-				noErr(t, "the same again", errOf(d.Create(t.Context(), call, groupSpec)))
-				d.wantJournal()
-			})
+		runInBubble(t, name, func(t *testing.T) {
+			d := openGroup(t, of(registry.GroupSnapshots), c.answers...)
+			got, err := d.Create(t.Context(), call, groupSpec)
+			wantErr(t, "", err, nil, c.err)
+			if d.group().State != c.state {
+				t.Errorf("%+v, want %q", d.group(), c.state)
+			}
+			d.wantJournal(c.calls...)
+			if c.state != registry.SnapshotReady {
+				return
+			}
+			if len(got.Members) != 2 || got.Members[1].External != "snap-2" ||
+				d.plugin.secrets["token"].Reveal() != canary {
+				t.Errorf("%+v, secrets %v", got, d.plugin.secrets)
+			}
+			noErr(t, "the same again", errOf(d.Create(t.Context(), call, groupSpec)))
+			d.wantJournal()
 		})
 	}
 }

@@ -46,31 +46,29 @@ func TestModificationOfEachOutcome(t *testing.T) {
 			"whether tier changed is not known", []string{modifyGold, modifyGold, modifyGold}, true,
 			"map[iops:5 tier:gold]"},
 	} {
-		t.Run(what, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				v := ready()
-				v.Mutable = tier("silver")
-				d := open(t, modifies(), v)
-				d.faults = c.faults
-				_, err := d.Controller.Modify(t.Context(), call, name, tier("gold"))
-				wantErr(t, "", err, nil, c.err)
-				d.expect(c.calls...)
-				got, _ := d.stored()
-				want := map[bool]string{true: "gold", false: "silver"}[err == nil]
-				if got.Mutable["tier"] != want || got.Modification.Open() != c.unknown {
-					t.Errorf("%v, %+v", got.Mutable, got.Modification)
-				}
-				got, err = d.Controller.Modify(t.Context(), call, name, map[string]string{"iops": "5"})
-				if err != nil || got.Mutable["iops"] != "5" || got.Modification.Open() ||
-					c.unknown && got.Mutable["tier"] != "gold" {
-					t.Errorf("further: %v, %+v, %v", got.Mutable, got.Modification, err)
-				}
-				d.expect("ControllerModifyVolume vol-data " + c.then)
-				if _, err := d.Controller.Modify(t.Context(), call, name, maps.Clone(got.Mutable)); err != nil {
-					t.Errorf("the same again: %v", err)
-				}
-				d.expect()
-			})
+		runInBubble(t, what, func(t *testing.T) {
+			v := ready()
+			v.Mutable = tier("silver")
+			d := open(t, modifies(), v)
+			d.faults = c.faults
+			_, err := d.Controller.Modify(t.Context(), call, name, tier("gold"))
+			wantErr(t, "", err, nil, c.err)
+			d.expect(c.calls...)
+			got, _ := d.stored()
+			want := map[bool]string{true: "gold", false: "silver"}[err == nil]
+			if got.Mutable["tier"] != want || got.Modification.Open() != c.unknown {
+				t.Errorf("%v, %+v", got.Mutable, got.Modification)
+			}
+			got, err = d.Controller.Modify(t.Context(), call, name, map[string]string{"iops": "5"})
+			if err != nil || got.Mutable["iops"] != "5" || got.Modification.Open() ||
+				c.unknown && got.Mutable["tier"] != "gold" {
+				t.Errorf("further: %v, %+v, %v", got.Mutable, got.Modification, err)
+			}
+			d.expect("ControllerModifyVolume vol-data " + c.then)
+			if _, err := d.Controller.Modify(t.Context(), call, name, maps.Clone(got.Mutable)); err != nil {
+				t.Errorf("the same again: %v", err)
+			}
+			d.expect()
 		})
 	}
 }
@@ -96,30 +94,28 @@ func TestModificationGoesOnWithoutItsCaller(t *testing.T) {
 			[]string{modifyGold, "DeleteVolume vol-data"}, ""},
 	} {
 		for _, crash := range []bool{false, true} {
-			t.Run(what, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					d := open(t, modifies(), ready())
-					ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-					defer cancel()
-					d.faults = []fault{uncertain("DEADLINE_EXCEEDED", true)}
-					_, err := d.Controller.Modify(ctx, call, name, tier("gold"))
-					if !errors.Is(err, registry.ErrUncertain) ||
-						!strings.Contains(err.Error(), "Holdfast repeats the call") {
-						t.Fatal(err)
-					}
-					d.expect(modifyGold)
-					if crash {
-						d.crash()
-					}
-					if c.next != nil {
-						noErr(t, "", c.next(d, t.Context()))
-					}
-					d.runFor(time.Hour)
-					if v, _ := d.stored(); v.Mutable["tier"] != c.tier || v.Modification.Open() {
-						t.Errorf("%v, %+v", v.Mutable, v.Modification)
-					}
-					d.expect(c.calls...)
-				})
+			runInBubble(t, what, func(t *testing.T) {
+				d := open(t, modifies(), ready())
+				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+				defer cancel()
+				d.faults = []fault{uncertain("DEADLINE_EXCEEDED", true)}
+				_, err := d.Controller.Modify(ctx, call, name, tier("gold"))
+				if !errors.Is(err, registry.ErrUncertain) ||
+					!strings.Contains(err.Error(), "Holdfast repeats the call") {
+					t.Fatal(err)
+				}
+				d.expect(modifyGold)
+				if crash {
+					d.crash()
+				}
+				if c.next != nil {
+					noErr(t, "", c.next(d, t.Context()))
+				}
+				d.runFor(time.Hour)
+				if v, _ := d.stored(); v.Mutable["tier"] != c.tier || v.Modification.Open() {
+					t.Errorf("%v, %+v", v.Mutable, v.Modification)
+				}
+				d.expect(c.calls...)
 			})
 		}
 	}

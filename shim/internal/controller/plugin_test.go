@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -380,3 +381,8 @@ func noErr(t *testing.T, what string, err error) {
 }
 
 func errOf[T any](_ T, err error) error { return err }
+
+// runInBubble runs a subtest in a synctest bubble.
+func runInBubble(t *testing.T, name string, f func(*testing.T)) {
+	t.Run(name, func(t *testing.T) { synctest.Test(t, f) })
+}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"holdfast/registry"
@@ -54,32 +53,30 @@ func TestMissingRoleIsNamedSoon(t *testing.T) {
 			[]string{"create", "register", "delete", "expand"}, ""},
 	} {
 		for _, name := range c.of {
-			t.Run(what+", "+name, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					s := ready().VolumeSpec
-					s.Plugin = c.plugin
-					v := registry.Volume{VolumeSpec: s, State: registry.VolumeReady, Created: true, Capacity: 1 << 20}
-					d := open(t, c.plugins)
-					switch name {
-					case "create":
-						s.External = ""
-					case "delete", "expand":
-						d.put(v)
-					}
-					const limit = 30 * time.Second
-					ctx, cancel := context.WithTimeout(t.Context(), limit)
-					defer cancel()
-					begin := time.Now()
-					err := calls[name](d, ctx, s)
-					took := time.Since(begin)
-					if !errors.Is(err, registry.ErrUnavailable) || (took < limit) != (c.says != "") {
-						t.Errorf("after %v: %v", took, err)
-					}
-					if c.says != "" && !strings.Contains(err.Error(), c.says) {
-						t.Errorf("%v does not say %s", err, c.says)
-					}
-					d.expect()
-				})
+			runInBubble(t, what+", "+name, func(t *testing.T) {
+				s := ready().VolumeSpec
+				s.Plugin = c.plugin
+				v := registry.Volume{VolumeSpec: s, State: registry.VolumeReady, Created: true, Capacity: 1 << 20}
+				d := open(t, c.plugins)
+				switch name {
+				case "create":
+					s.External = ""
+				case "delete", "expand":
+					d.put(v)
+				}
+				const limit = 30 * time.Second
+				ctx, cancel := context.WithTimeout(t.Context(), limit)
+				defer cancel()
+				begin := time.Now()
+				err := calls[name](d, ctx, s)
+				took := time.Since(begin)
+				if !errors.Is(err, registry.ErrUnavailable) || (took < limit) != (c.says != "") {
+					t.Errorf("after %v: %v", took, err)
+				}
+				if c.says != "" && !strings.Contains(err.Error(), c.says) {
+					t.Errorf("%v does not say %s", err, c.says)
+				}
+				d.expect()
 			})
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"reflect"
 	"slices"
 	"testing"
-	"testing/synctest"
 
 	"holdfast/registry"
 )
@@ -54,19 +53,17 @@ func TestRotatedSecretIsUsedByTheNextControllerCall(t *testing.T) {
 	} {
 		for what, values := range map[string]safe{"rotated": {"canary-old", "canary-new"},
 			"nobody to be asked": {"canary-old"}} {
-			t.Run(string(rpc)+" "+what, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					d := open(t, of(registry.CreateDelete, registry.AttachDetach, registry.ControllerExpand,
-						registry.ModifyVolume), c.records...)
-					last := values[len(values)-1].Reveal()
-					d.Controller = d.build(d.Plugins, &values)
-					d.faults = []fault{failed("UNAUTHENTICATED")}
-					noErr(t, "", c.do(d.Controller, t.Context()))
-					if want := []string{string(rpc) + " canary-old", string(rpc) + " " +
-						last}; !slices.Equal(d.plugin.secrets, want) {
-						t.Errorf("secrets were sent with %q, want %q", d.plugin.secrets, want)
-					}
-				})
+			runInBubble(t, string(rpc)+" "+what, func(t *testing.T) {
+				d := open(t, of(registry.CreateDelete, registry.AttachDetach, registry.ControllerExpand,
+					registry.ModifyVolume), c.records...)
+				last := values[len(values)-1].Reveal()
+				d.Controller = d.build(d.Plugins, &values)
+				d.faults = []fault{failed("UNAUTHENTICATED")}
+				noErr(t, "", c.do(d.Controller, t.Context()))
+				if want := []string{string(rpc) + " canary-old", string(rpc) + " " +
+					last}; !slices.Equal(d.plugin.secrets, want) {
+					t.Errorf("secrets were sent with %q, want %q", d.plugin.secrets, want)
+				}
 			})
 		}
 	}

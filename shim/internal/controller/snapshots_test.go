@@ -243,26 +243,24 @@ func TestSnapshotIsCreatedOnceItIsReady(t *testing.T) {
 		"an error that passes": {nil, []scriptedAnswer{noAnswer("INTERNAL")}, registry.SnapshotCreating,
 			[]string{createCall, createCall, createCall}, "Holdfast repeats the call"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				d := openSnapshots(t, of(append(c.caps, create)...), c.answers...)
-				snap, err := d.Create(t.Context(), call, snapSpec)
-				wantErr(t, "", err, nil, c.err)
-				if d.state().State != c.state {
-					t.Errorf("%+v, want %q", d.state(), c.state)
+		runInBubble(t, name, func(t *testing.T) {
+			d := openSnapshots(t, of(append(c.caps, create)...), c.answers...)
+			snap, err := d.Create(t.Context(), call, snapSpec)
+			wantErr(t, "", err, nil, c.err)
+			if d.state().State != c.state {
+				t.Errorf("%+v, want %q", d.state(), c.state)
+			}
+			d.wantJournal(c.calls...)
+			if c.state == registry.SnapshotReady {
+				if snap.External != "snap-1" || snap.Size != 1<<30 || snap.Plugin != key.Plugin ||
+					d.plugin.secrets["token"].Reveal() != canary {
+					t.Errorf("%+v, secrets %v", snap, d.plugin.secrets)
 				}
-				d.wantJournal(c.calls...)
-				if c.state == registry.SnapshotReady {
-					if snap.External != "snap-1" || snap.Size != 1<<30 || snap.Plugin != key.Plugin ||
-						d.plugin.secrets["token"].Reveal() != canary {
-						t.Errorf("%+v, secrets %v", snap, d.plugin.secrets)
-					}
-					if again, err := d.Create(t.Context(), call, snapSpec); err != nil || again.External != "snap-1" {
-						t.Errorf("the same again: %+v, %v", again, err)
-					}
-					d.wantJournal()
+				if again, err := d.Create(t.Context(), call, snapSpec); err != nil || again.External != "snap-1" {
+					t.Errorf("the same again: %+v, %v", again, err)
 				}
-			})
+				d.wantJournal()
+			}
 		})
 	}
 }
@@ -330,33 +328,31 @@ func TestSnapshotIsFinishedAfterADeath(t *testing.T) {
 			return d.Delete(ctx, call, snapName)
 		}, []scriptedAnswer{{}}, "", "DeleteSnapshot snap-1"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				d := openSnapshots(t, of(registry.CreateSnapshot))
-				dying, die := context.WithCancel(t.Context())
-				left := make(chan error)
-				go func() { left <- c.begin(d, dying) }()
-				synctest.Wait()
-				was := d.plugin.journal[len(d.plugin.journal)-1]
-				d.log.Fail(errors.New("the process is dead")) // from now on nothing is stored
-				die()
-				if err := <-left; err == nil {
-					t.Error("the call succeeded")
-				}
-				d.log.Heal()
-				d.restart()
-				d.plugin.answers, d.plugin.journal = c.answers, nil
-				ctx, stop := context.WithCancel(t.Context())
-				ran := make(chan error)
-				go func() { ran <- d.Snapshots.Run(ctx) }()
-				time.Sleep(time.Minute)
-				synctest.Wait()
-				stop()
-				<-ran
-				if d.state().State != c.state || d.plugin.journal[0] != c.call || was != c.call {
-					t.Errorf("%+v, %q after %q", d.state(), d.plugin.journal, was)
-				}
-			})
+		runInBubble(t, name, func(t *testing.T) {
+			d := openSnapshots(t, of(registry.CreateSnapshot))
+			dying, die := context.WithCancel(t.Context())
+			left := make(chan error)
+			go func() { left <- c.begin(d, dying) }()
+			synctest.Wait()
+			was := d.plugin.journal[len(d.plugin.journal)-1]
+			d.log.Fail(errors.New("the process is dead")) // from now on nothing is stored
+			die()
+			if err := <-left; err == nil {
+				t.Error("the call succeeded")
+			}
+			d.log.Heal()
+			d.restart()
+			d.plugin.answers, d.plugin.journal = c.answers, nil
+			ctx, stop := context.WithCancel(t.Context())
+			ran := make(chan error)
+			go func() { ran <- d.Snapshots.Run(ctx) }()
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			stop()
+			<-ran
+			if d.state().State != c.state || d.plugin.journal[0] != c.call || was != c.call {
+				t.Errorf("%+v, %q after %q", d.state(), d.plugin.journal, was)
+			}
 		})
 	}
 }
@@ -399,18 +395,16 @@ func TestSnapshotIsDeletedOnceItsCreationIsCertain(t *testing.T) {
 		"of a wrong size": {[]scriptedAnswer{answer(shrunk)}, []scriptedAnswer{{}}, "", []string{deleteCall}, ""},
 		"of a group":      {[]scriptedAnswer{answer(grouped)}, nil, registry.SnapshotReady, nil, "group snapshot"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				d := openSnapshots(t, of(registry.CreateSnapshot), c.created...)
-				_, _ = d.Create(t.Context(), call, snapSpec)
-				d.plugin.answers, d.plugin.journal = c.answers, nil
-				err := d.Delete(t.Context(), call, snapName)
-				wantErr(t, "", err, nil, c.err)
-				if d.state().State != c.state {
-					t.Errorf("%+v, want %q", d.state(), c.state)
-				}
-				d.wantJournal(c.calls...)
-			})
+		runInBubble(t, name, func(t *testing.T) {
+			d := openSnapshots(t, of(registry.CreateSnapshot), c.created...)
+			_, _ = d.Create(t.Context(), call, snapSpec)
+			d.plugin.answers, d.plugin.journal = c.answers, nil
+			err := d.Delete(t.Context(), call, snapName)
+			wantErr(t, "", err, nil, c.err)
+			if d.state().State != c.state {
+				t.Errorf("%+v, want %q", d.state(), c.state)
+			}
+			d.wantJournal(c.calls...)
 		})
 	}
 	d := openSnapshots(t, of(registry.CreateSnapshot))

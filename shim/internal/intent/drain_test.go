@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"holdfast/registry"
@@ -27,32 +26,30 @@ func TestShortCallsEndAfterARelease(t *testing.T) {
 			registry.Errorf(registry.ErrUnavailable, "%w", ErrReleased), DrainTime, false},
 		"a short one, and its caller goes": {takes, context.Canceled, later, false},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				log := registrytest.NewLog(time.Now)
-				ctx, cancel := context.WithCancelCause(t.Context())
-				began, sent := time.Now(), 0
-				time.AfterFunc(later, func() { cancel(c.why) })
-				call := stage(func(ctx context.Context) error {
-					sent++
-					select {
-					case <-time.After(c.takes):
-						return nil
-					case <-ctx.Done():
-						return context.Cause(ctx)
-					}
-				})
-				err := send(ctx, log, call)
-				if took := time.Since(began); (err == nil) != c.done || took != c.ends || sent != 1 {
-					t.Errorf("sent %d times, it ended after %s with %v", sent, took, err)
-				}
-				if _, open, mark, _ := look(t, log); open == c.done || (mark == registry.MarkDone) != c.done {
-					t.Errorf("its intent is open: %t, and its mark %q", open, mark)
-				}
-				if err := send(ctx, log, call); err == nil || sent != 1 || !errors.Is(err, context.Cause(ctx)) {
-					t.Errorf("a further call: sent %d times, %v", sent, err)
+		runInBubble(t, name, func(t *testing.T) {
+			log := registrytest.NewLog(time.Now)
+			ctx, cancel := context.WithCancelCause(t.Context())
+			began, sent := time.Now(), 0
+			time.AfterFunc(later, func() { cancel(c.why) })
+			call := stage(func(ctx context.Context) error {
+				sent++
+				select {
+				case <-time.After(c.takes):
+					return nil
+				case <-ctx.Done():
+					return context.Cause(ctx)
 				}
 			})
+			err := send(ctx, log, call)
+			if took := time.Since(began); (err == nil) != c.done || took != c.ends || sent != 1 {
+				t.Errorf("sent %d times, it ended after %s with %v", sent, took, err)
+			}
+			if _, open, mark, _ := look(t, log); open == c.done || (mark == registry.MarkDone) != c.done {
+				t.Errorf("its intent is open: %t, and its mark %q", open, mark)
+			}
+			if err := send(ctx, log, call); err == nil || sent != 1 || !errors.Is(err, context.Cause(ctx)) {
+				t.Errorf("a further call: sent %d times, %v", sent, err)
+			}
 		})
 	}
 }

@@ -92,38 +92,36 @@ func TestOutcomeAndNextIntentAreOneCommit(t *testing.T) {
 		{"caller gone", func(_ *Pause, cancel func()) { cancel() }, nil, 2, context.Canceled},
 		{"refused", func(*Pause, func()) {}, no, 2, no},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				log, pause := registrytest.NewLog(time.Now), &Pause{}
-				ctx, cancel := context.WithCancel(t.Context())
-				sent := false
-				first := stage(func(context.Context) error { c.first(pause, cancel); return nil })
-				second := Call{
-					Intent: registry.Intent{Volume: vol, Name: name, RPC: registry.NodePublishRPC, Hash: "h"},
-					Before: func(view registry.View) (registry.Change, error) {
-						if p, _ := view.Staging(vol); p.State != registry.MarkDone {
-							t.Errorf("the second call is opened after mark %q", p.State)
-						}
-						return registry.Change{}, c.refusal
-					},
-					Do: func(context.Context) error {
-						sent = true
-						open, _, mark, _ := look(t, log)
-						if open.RPC != registry.NodePublishRPC || mark != registry.MarkDone {
-							t.Errorf("the second call is sent with intent %+v, mark %q", open, mark)
-						}
-						return nil
-					},
-				}
-				err := Sender{State: log, Now: time.Now, Pause: pause}.Send(ctx, first, second)
-				_, open, mark, _ := look(t, log)
-				if !errors.Is(err, c.want) || sent != (c.want == nil) || open || mark != registry.MarkDone {
-					t.Errorf("%v; second call sent %v, intent open %v, mark %q", err, sent, open, mark)
-				}
-				if log.Commits() != c.commits {
-					t.Errorf("%d commits, want %d", log.Commits(), c.commits)
-				}
-			})
+		runInBubble(t, c.name, func(t *testing.T) {
+			log, pause := registrytest.NewLog(time.Now), &Pause{}
+			ctx, cancel := context.WithCancel(t.Context())
+			sent := false
+			first := stage(func(context.Context) error { c.first(pause, cancel); return nil })
+			second := Call{
+				Intent: registry.Intent{Volume: vol, Name: name, RPC: registry.NodePublishRPC, Hash: "h"},
+				Before: func(view registry.View) (registry.Change, error) {
+					if p, _ := view.Staging(vol); p.State != registry.MarkDone {
+						t.Errorf("the second call is opened after mark %q", p.State)
+					}
+					return registry.Change{}, c.refusal
+				},
+				Do: func(context.Context) error {
+					sent = true
+					open, _, mark, _ := look(t, log)
+					if open.RPC != registry.NodePublishRPC || mark != registry.MarkDone {
+						t.Errorf("the second call is sent with intent %+v, mark %q", open, mark)
+					}
+					return nil
+				},
+			}
+			err := Sender{State: log, Now: time.Now, Pause: pause}.Send(ctx, first, second)
+			_, open, mark, _ := look(t, log)
+			if !errors.Is(err, c.want) || sent != (c.want == nil) || open || mark != registry.MarkDone {
+				t.Errorf("%v; second call sent %v, intent open %v, mark %q", err, sent, open, mark)
+			}
+			if log.Commits() != c.commits {
+				t.Errorf("%d commits, want %d", log.Commits(), c.commits)
+			}
 		})
 	}
 }
@@ -370,26 +368,24 @@ func TestForgottenCallIsNotSentAgain(t *testing.T) {
 		"failed":      answer("PERMISSION_DENIED", registry.OutcomeFailed),
 		"uncertain":   answer("PERMISSION_DENIED", registry.OutcomeUncertain), "done": nil,
 	} {
-		t.Run(what, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				log, sent := registrytest.NewLog(time.Now), 0
-				err := send(t.Context(), log, stage(func(ctx context.Context) error {
-					sent++
-					_, err := log.Commit(ctx, func(registry.View) (registry.Change, error) {
-						return registry.Change{Delete: []registry.Key{vol.NodeIntentRecord(), vol.StagingRecord()}}, nil
-					})
-					if err != nil {
-						t.Error(err)
-					}
-					return ends
-				}))
-				if !errors.Is(err, registry.ErrConflict) || sent != 1 {
-					t.Errorf("sent %d times, %v", sent, err)
+		runInBubble(t, what, func(t *testing.T) {
+			log, sent := registrytest.NewLog(time.Now), 0
+			err := send(t.Context(), log, stage(func(ctx context.Context) error {
+				sent++
+				_, err := log.Commit(ctx, func(registry.View) (registry.Change, error) {
+					return registry.Change{Delete: []registry.Key{vol.NodeIntentRecord(), vol.StagingRecord()}}, nil
+				})
+				if err != nil {
+					t.Error(err)
 				}
-				if open, found, mark, events := look(t, log); found || mark != "" || len(events) > 0 {
-					t.Errorf("stored all the same: %+v, mark %q, events %v", open, mark, events)
-				}
-			})
+				return ends
+			}))
+			if !errors.Is(err, registry.ErrConflict) || sent != 1 {
+				t.Errorf("sent %d times, %v", sent, err)
+			}
+			if open, found, mark, events := look(t, log); found || mark != "" || len(events) > 0 {
+				t.Errorf("stored all the same: %+v, mark %q, events %v", open, mark, events)
+			}
 		})
 	}
 }
@@ -574,4 +570,9 @@ func TestUndoOverlapsWithARunningCall(t *testing.T) {
 			t.Errorf("%s: overlaps is %v", what, !c.want)
 		}
 	}
+}
+
+// runInBubble runs a subtest in a synctest bubble.
+func runInBubble(t *testing.T, name string, f func(*testing.T)) {
+	t.Run(name, func(t *testing.T) { synctest.Test(t, f) })
 }

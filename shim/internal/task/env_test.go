@@ -321,3 +321,8 @@ func (s *sockets) remove(file, dir bool) {
 	defer s.mu.Unlock()
 	s.file, s.dir = file, dir
 }
+
+// runInBubble runs a subtest in a synctest bubble.
+func runInBubble(t *testing.T, name string, f func(*testing.T)) {
+	t.Run(name, func(t *testing.T) { synctest.Test(t, f) })
+}

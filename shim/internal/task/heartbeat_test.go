@@ -32,20 +32,18 @@ func TestOneEventPerChange(t *testing.T) {
 		{registry.CauseMissed, func(p *plugin) { p.hangs = true }, hooks.DefaultHeartbeatTimeout},
 		{registry.CauseGone, func(p *plugin) { p.up = false }, 0},
 	} {
-		t.Run(string(c.cause), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w, _, p, _ := startHealthy(t, spec(hooks.TypeMonolith))
-				for range 3 {
-					p.set(c.sick)
-					after(time.Hour)
-					w.wantCommits("sick for an hour", "unhealthy, unhealthy, task unhealthy ("+string(c.cause)+")")
-					w.wantHealth("sick", registry.Unhealthy, c.cause)
-					p.set(func(p *plugin) { p.up, p.ready, p.hangs, p.broken = true, true, false, nil })
-					after(time.Hour)
-					w.wantCommits("well for an hour", "healthy, healthy, task healthy (probed)")
-					w.wantHealth("well", registry.Healthy, registry.CauseProbed)
-				}
-			})
+		runInBubble(t, string(c.cause), func(t *testing.T) {
+			w, _, p, _ := startHealthy(t, spec(hooks.TypeMonolith))
+			for range 3 {
+				p.set(c.sick)
+				after(time.Hour)
+				w.wantCommits("sick for an hour", "unhealthy, unhealthy, task unhealthy ("+string(c.cause)+")")
+				w.wantHealth("sick", registry.Unhealthy, c.cause)
+				p.set(func(p *plugin) { p.up, p.ready, p.hangs, p.broken = true, true, false, nil })
+				after(time.Hour)
+				w.wantCommits("well for an hour", "healthy, healthy, task healthy (probed)")
+				w.wantHealth("well", registry.Healthy, registry.CauseProbed)
+			}
 		})
 	}
 }
@@ -184,23 +182,21 @@ func TestPluginWithoutItsSocketIsRestarted(t *testing.T) {
 		"it is made anew":               {false, true, hooks.DefaultHealthTimeout, []string{sick, nodeRecovers}},
 		"it is made anew at once":       {false, true, socketGrace / 2, nil},
 	} {
-		t.Run(what, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w, task, p, stop := startHealthy(t, spec(hooks.TypeNode))
-				w.sockets.remove(true, c.dir)
-				p.set(func(p *plugin) { p.up = c.answers })
-				after(c.lasts)
-				if len(c.want) < 2 || c.want[1] != asks {
-					w.sockets.remove(false, false)
-				}
-				after(time.Hour)
-				w.wantCommits(what, c.want...)
-				_ = stop()
-				w.restart()
-				stop = w.run(task, spec(hooks.TypeNode))
-				after(time.Hour)
-				w.wantCommits("at the next shim")
-			})
+		runInBubble(t, what, func(t *testing.T) {
+			w, task, p, stop := startHealthy(t, spec(hooks.TypeNode))
+			w.sockets.remove(true, c.dir)
+			p.set(func(p *plugin) { p.up = c.answers })
+			after(c.lasts)
+			if len(c.want) < 2 || c.want[1] != asks {
+				w.sockets.remove(false, false)
+			}
+			after(time.Hour)
+			w.wantCommits(what, c.want...)
+			_ = stop()
+			w.restart()
+			stop = w.run(task, spec(hooks.TypeNode))
+			after(time.Hour)
+			w.wantCommits("at the next shim")
 		})
 	}
 }

@@ -33,44 +33,42 @@ func TestSickPluginIsRestartedAfterItsTime(t *testing.T) {
 		"is left alone":     {0, hang, false, false, ""},
 		"at the next probe": {time.Second, hang, false, false, registry.CauseMissed},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newEnv(t)
-				task, p := w.start("plugin")
-				s := spec(hooks.TypeNode)
-				s.Heartbeat.RestartAfter = c.after
-				stop := w.run(task, s)
-				after(0)
-				w.commits()
-				p.set(c.sick)
-				after(time.Minute) // it is unhealthy after three missed heartbeats, or at once
-				w.wantHealth(name, registry.Unhealthy, w.instances()[0].Health.Cause)
-				if c.restarts {
-					_ = stop()
-					w.restart()
-					stop = w.run(task, s)
-				}
-				if c.recovers {
-					p.set(func(p *plugin) { p.hangs = false })
-				}
-				since := w.instances()[0].Health.Since
-				after(time.Until(since.Add(c.after - time.Second)))
-				if c.after > time.Minute && w.task(task.TaskKey).Restart != nil {
-					t.Error("a restart is requested too early")
-				}
-				after(20 * time.Second)
-				at := w.task(task.TaskKey).Restart
-				if c.cause == "" && at != nil || c.cause != "" &&
-					(at == nil || at.Cause != c.cause || at.Attempt != 1 ||
-						!strings.HasPrefix(at.Detail, "it has been unhealthy for "+c.after.String())) {
-					t.Errorf("restart: %+v", at)
-				}
-				w.commits()
-				after(time.Hour)
-				if got := w.commits(); len(got) > 0 {
-					t.Errorf("afterwards: %q", got)
-				}
-			})
+		runInBubble(t, name, func(t *testing.T) {
+			w := newEnv(t)
+			task, p := w.start("plugin")
+			s := spec(hooks.TypeNode)
+			s.Heartbeat.RestartAfter = c.after
+			stop := w.run(task, s)
+			after(0)
+			w.commits()
+			p.set(c.sick)
+			after(time.Minute) // it is unhealthy after three missed heartbeats, or at once
+			w.wantHealth(name, registry.Unhealthy, w.instances()[0].Health.Cause)
+			if c.restarts {
+				_ = stop()
+				w.restart()
+				stop = w.run(task, s)
+			}
+			if c.recovers {
+				p.set(func(p *plugin) { p.hangs = false })
+			}
+			since := w.instances()[0].Health.Since
+			after(time.Until(since.Add(c.after - time.Second)))
+			if c.after > time.Minute && w.task(task.TaskKey).Restart != nil {
+				t.Error("a restart is requested too early")
+			}
+			after(20 * time.Second)
+			at := w.task(task.TaskKey).Restart
+			if c.cause == "" && at != nil || c.cause != "" &&
+				(at == nil || at.Cause != c.cause || at.Attempt != 1 ||
+					!strings.HasPrefix(at.Detail, "it has been unhealthy for "+c.after.String())) {
+				t.Errorf("restart: %+v", at)
+			}
+			w.commits()
+			after(time.Hour)
+			if got := w.commits(); len(got) > 0 {
+				t.Errorf("afterwards: %q", got)
+			}
 		})
 	}
 }

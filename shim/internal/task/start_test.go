@@ -126,40 +126,38 @@ func TestHealthTimeoutOverRestart(t *testing.T) {
 		"reboot": {gone, errRefused.Error(), time.Hour, 0, "boot-2", hooks.DefaultHealthTimeout,
 			registry.CauseStartTimeout},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newEnv(t)
-				task, p := w.start("plugin")
-				p.set(c.sick)
-				w.boot = c.boot
-				for range c.shims {
-					stop := w.run(task, spec(hooks.TypeNode))
-					after(9 * time.Second)
-					_ = stop()
-					w.restart()
-				}
-				after(c.before)
+		runInBubble(t, name, func(t *testing.T) {
+			w := newEnv(t)
+			task, p := w.start("plugin")
+			p.set(c.sick)
+			w.boot = c.boot
+			for range c.shims {
 				stop := w.run(task, spec(hooks.TypeNode))
-				after(c.left - 1)
-				w.wantCommits("before the timeout", "problem: "+c.shown)
-				after(1)
-				w.wantCommits("at the timeout",
-					fmt.Sprintf("task unhealthy (%s), restart asked (%s)", c.cause, c.cause))
-				if r := w.task(task.TaskKey).Restart; r == nil || r.Attempt != 1 || r.Cause != c.cause {
-					t.Errorf("request is %+v", r)
-				}
-				p.set(func(p *plugin) { p.up, p.ready, p.unknown = true, true, nil })
-				probes, _ := p.seen()
-				after(24 * time.Hour)
+				after(9 * time.Second)
 				_ = stop()
 				w.restart()
-				stop = w.run(task, spec(hooks.TypeNode))
-				after(time.Hour)
-				w.wantCommits("afterwards")
-				if now, _ := p.seen(); len(now) != len(probes) {
-					t.Errorf("a plugin that is to be restarted was probed %d times", len(now)-len(probes))
-				}
-			})
+			}
+			after(c.before)
+			stop := w.run(task, spec(hooks.TypeNode))
+			after(c.left - 1)
+			w.wantCommits("before the timeout", "problem: "+c.shown)
+			after(1)
+			w.wantCommits("at the timeout",
+				fmt.Sprintf("task unhealthy (%s), restart asked (%s)", c.cause, c.cause))
+			if r := w.task(task.TaskKey).Restart; r == nil || r.Attempt != 1 || r.Cause != c.cause {
+				t.Errorf("request is %+v", r)
+			}
+			p.set(func(p *plugin) { p.up, p.ready, p.unknown = true, true, nil })
+			probes, _ := p.seen()
+			after(24 * time.Hour)
+			_ = stop()
+			w.restart()
+			stop = w.run(task, spec(hooks.TypeNode))
+			after(time.Hour)
+			w.wantCommits("afterwards")
+			if now, _ := p.seen(); len(now) != len(probes) {
+				t.Errorf("a plugin that is to be restarted was probed %d times", len(now)-len(probes))
+			}
 		})
 	}
 }
@@ -220,27 +218,25 @@ func TestFullDiskDelaysRegistration(t *testing.T) {
 		up   bool
 		want string
 	}{{"registration", true, nodeStarts}, {"request", false, asksRestart}} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newEnv(t)
-				task, p := w.start("plugin")
-				p.set(func(p *plugin) { p.up = c.up })
+		runInBubble(t, c.name, func(t *testing.T) {
+			w := newEnv(t)
+			task, p := w.start("plugin")
+			p.set(func(p *plugin) { p.up = c.up })
+			w.log.Fail(full)
+			w.run(task, spec(hooks.TypeNode))
+			if !c.up {
+				after(3 * problemEvery)
+				w.wantCommits("the problem", "problem: "+errRefused.Error())
 				w.log.Fail(full)
-				w.run(task, spec(hooks.TypeNode))
-				if !c.up {
-					after(3 * problemEvery)
-					w.wantCommits("the problem", "problem: "+errRefused.Error())
-					w.log.Fail(full)
-				}
-				after(hooks.DefaultHealthTimeout + 2*retryMost)
-				w.wantCommits(c.name, c.want)
-				w.log.Fail(full)
-				p.set(func(p *plugin) { p.up = false })
-				after(2 * retryMost)
-				if c.up {
-					w.wantCommits("its end", nodeUnhealthy(registry.CauseGone))
-				}
-			})
+			}
+			after(hooks.DefaultHealthTimeout + 2*retryMost)
+			w.wantCommits(c.name, c.want)
+			w.log.Fail(full)
+			p.set(func(p *plugin) { p.up = false })
+			after(2 * retryMost)
+			if c.up {
+				w.wantCommits("its end", nodeUnhealthy(registry.CauseGone))
+			}
 		})
 	}
 }
@@ -252,24 +248,22 @@ func TestSupervisionEndsWithItsContext(t *testing.T) {
 		"in a probe":             func(p *plugin) { p.hangs = true },
 		"beating":                func(*plugin) {},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newEnv(t)
-				task, p := w.start("plugin")
-				p.set(prepare)
-				stop := w.run(task, spec(hooks.TypeNode))
-				after(time.Second)
-				before := len(w.instances())
-				w.commits()
-				began := time.Now()
-				if err := stop(); !errors.Is(err, errStopped) || time.Since(began) != 0 {
-					t.Errorf("Run returned %v after %v", err, time.Since(began))
-				}
-				w.wantCommits("the end")
-				if len(w.instances()) != before || w.fleet.open != 0 {
-					t.Errorf("%d instances, were %d; %d connections", len(w.instances()), before, w.fleet.open)
-				}
-			})
+		runInBubble(t, name, func(t *testing.T) {
+			w := newEnv(t)
+			task, p := w.start("plugin")
+			p.set(prepare)
+			stop := w.run(task, spec(hooks.TypeNode))
+			after(time.Second)
+			before := len(w.instances())
+			w.commits()
+			began := time.Now()
+			if err := stop(); !errors.Is(err, errStopped) || time.Since(began) != 0 {
+				t.Errorf("Run returned %v after %v", err, time.Since(began))
+			}
+			w.wantCommits("the end")
+			if len(w.instances()) != before || w.fleet.open != 0 {
+				t.Errorf("%d instances, were %d; %d connections", len(w.instances()), before, w.fleet.open)
+			}
 		})
 	}
 }
