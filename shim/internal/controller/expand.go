@@ -2,7 +2,6 @@ package controller
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -286,10 +285,7 @@ func (m *Controller) expandController(
 		if answer, err = m.driver.Expand(ctx, at, request); err == nil {
 			err = checkExpanded(answer, at, want)
 		}
-		e, is := errors.AsType[*registry.CallError](err)
-		if is && intent.Answers(e.Code) && !intent.RejectsCall(e.Code) {
-			vague = intent.Inconclusive(e.Code)
-		}
+		vague = isVague(vague, err)
 		return err
 	})
 }

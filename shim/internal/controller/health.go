@@ -110,28 +110,29 @@ func healthRPC(in registry.Instance) registry.RPC {
 
 // ask asks one plugin about its volumes. It fails at the first call without a response.
 func (h *Health) ask(ctx context.Context, inst registry.Instance, volumes []registry.Volume) error {
-	rpc := healthRPC(inst)
-	one := rpc // the call for a volume that is not in the list
+	rpc := healthRPC(inst) // "": the plugin does not report the health of volumes
+	if h.suspends(rpc, inst) {
+		return nil
+	}
 	listed := map[registry.ExternalID]*registry.Condition{}
 	for _, v := range volumes {
 		listed[v.External] = nil
 	}
-	if h.suspends(rpc, inst) {
-		return nil
-	}
 	var err error
+	perVolume := rpc // the call for a volume that the list lacks
 	switch rpc {
 	case registry.ListHealthRPC:
-		err, one = h.list(ctx, inst, h.driver.ListHealth, listed), registry.ControllerHealthRPC
+		err, perVolume = h.list(ctx, inst, h.driver.ListHealth, listed), registry.ControllerHealthRPC
 	case registry.ListVolumesRPC:
-		err, one = h.list(ctx, inst, h.driver.ListConditions, listed), ""
+		err, perVolume = h.list(ctx, inst, h.driver.ListConditions, listed), ""
 	}
 	if err != nil {
 		return err
 	}
-	silent := rpc == "" || rpc == registry.ListHealthRPC && !inst.Fingerprint.Has(registry.ControllerHealth)
-	if h.suspends(one, inst) {
-		one = ""
+	// A sick volume that the list lacks is healthy again, unless the plugin has a call for one volume.
+	recovers := rpc == "" || rpc == registry.ListHealthRPC && !inst.Fingerprint.Has(registry.ControllerHealth)
+	if h.suspends(perVolume, inst) {
+		perVolume = ""
 	}
 	for _, v := range volumes {
 		c, sick := listed[v.External], v.Health.Controller.Abnormal
@@ -139,11 +140,11 @@ func (h *Health) ask(ctx context.Context, inst registry.Instance, volumes []regi
 		switch {
 		case c != nil:
 			err = h.record(ctx, v.VolumeKey(), *c, true)
-		case silent && sick:
+		case recovers && sick:
 			err = h.record(ctx, v.VolumeKey(), registry.Condition{}, rpc != "")
-		case !silent && one != "" && (one == rpc || sick):
+		case !recovers && perVolume != "" && (perVolume == rpc || sick):
 			// A list leaves out healthy volumes, and may miss others (CSI ControllerListVolumeHealth).
-			err = h.askOne(ctx, inst, one, v.VolumeKey())
+			err = h.askOne(ctx, inst, perVolume, v.VolumeKey())
 		}
 		if registry.NoAnswer(err) || ctx.Err() != nil {
 			return err

@@ -185,12 +185,20 @@ func (m *Controller) modify(
 		},
 	}, func(ctx context.Context, at registry.InstanceKey) error {
 		err := m.driver.Modify(ctx, at, request)
-		e, is := errors.AsType[*registry.CallError](err)
-		if is && intent.Answers(e.Code) && !intent.RejectsCall(e.Code) {
-			vague = intent.Inconclusive(e.Code)
-		}
+		vague = isVague(vague, err)
 		return err
 	})
+}
+
+// isVague reports whether an expansion or modification may have had an effect after a try that ended with err. vague
+// says whether it may have had one before. If the plugin has answered, and has looked at the volume, its answer
+// decides.
+func isVague(vague bool, err error) bool {
+	call, is := errors.AsType[*registry.CallError](err)
+	if !is || !intent.Answers(call.Code) || intent.RejectsCall(call.Code) {
+		return vague
+	}
+	return intent.Inconclusive(call.Code)
 }
 
 // modifiedChange returns the change that stores the new values.
