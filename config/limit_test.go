@@ -43,6 +43,8 @@ func TestHostileText(t *testing.T) {
 			inConfig(`x = "`+strings.Repeat("${local.s}", 5_000)+`"`), "too much data"},
 		"format again": {inConfig(`x = format("` + strings.Repeat("%[1]s", 10_000) + `", join("", range(1000)))`),
 			"too much data"},
+		"wide verb":      {inConfig(`x = format("a %%%-09999999.1f", 1)`), "too much data"},
+		"width argument": {inConfig(`x = format("%*d", 9999999, 1)`), "too much data"},
 		"long keys": {inConfig(`x = {for a in range(1000) : "${join("", range(1000))}${a}" => 1}`),
 			"too much data"},
 		"hidden work": {inConfig(
@@ -105,6 +107,7 @@ func TestOrdinaryTextPasses(t *testing.T) {
 		"32 levels":            "x = " + strings.Repeat("[", maxDepth-2) + strings.Repeat("]", maxDepth-2),
 		"long digits":          `x = "${join("", range(1000))}.${sha256(join("", range(1000)))}"`,
 		"less than":            "x = 1 < 2",
+		"no verb":              `x = format("%%1000 %% 1000* %100d", 1)`,
 	} {
 		if job, ds := ParseJob(Source{"x.hcl", []byte(inConfig(text))}, Options{}); job == nil {
 			t.Errorf("%s: %v", name, ds.Err())
