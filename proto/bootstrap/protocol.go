@@ -2,7 +2,6 @@ package bootstrap
 
 import (
 	"context"
-	"errors"
 	"slices"
 
 	plugin "github.com/hashicorp/go-plugin"
@@ -45,32 +44,24 @@ func Handshake() plugin.HandshakeConfig {
 }
 
 // Client returns the host's plugin sets by protocol version. PluginName dispenses the *grpc.ClientConn.
-func Client() map[int]plugin.PluginSet {
+func Client() map[int]plugin.PluginSet { return pluginSets(versions, shimPlugin{}) }
+
+func pluginSets(versions []int, p shimPlugin) map[int]plugin.PluginSet {
 	sets := make(map[int]plugin.PluginSet, len(versions))
 	for _, v := range versions {
-		sets[v] = plugin.PluginSet{PluginName: connPlugin{}}
+		sets[v] = plugin.PluginSet{PluginName: p}
 	}
 	return sets
 }
 
-type connPlugin struct{ plugin.NetRPCUnsupportedPlugin }
-
-func (connPlugin) GRPCClient(_ context.Context, _ *plugin.GRPCBroker, conn *grpc.ClientConn) (any, error) {
-	return conn, nil
-}
-
-func (connPlugin) GRPCServer(*plugin.GRPCBroker, *grpc.Server) error {
-	return errors.New("this plugin set is the host's; a shim calls Serve")
-}
-
-// servicePlugin registers the shim's services with go-plugin's gRPC server.
-type servicePlugin struct {
+// shimPlugin is the plugin that a host dispenses and a shim serves.
+type shimPlugin struct {
 	plugin.NetRPCUnsupportedPlugin
-	register func(*grpc.Server) error
+	register func(*grpc.Server) error // registers the shim's services; nil at the host
 }
 
-func (p servicePlugin) GRPCServer(_ *plugin.GRPCBroker, s *grpc.Server) error { return p.register(s) }
+func (p shimPlugin) GRPCServer(_ *plugin.GRPCBroker, s *grpc.Server) error { return p.register(s) }
 
-func (servicePlugin) GRPCClient(context.Context, *plugin.GRPCBroker, *grpc.ClientConn) (any, error) {
-	return nil, errors.New("this plugin set is the shim's; a host uses Client")
+func (shimPlugin) GRPCClient(_ context.Context, _ *plugin.GRPCBroker, conn *grpc.ClientConn) (any, error) {
+	return conn, nil
 }

@@ -162,14 +162,10 @@ func (s *shim) goPlugin(ctx context.Context) error {
 	os.Stdout = w
 
 	var registered error
-	set := plugin.PluginSet{PluginName: servicePlugin{register: func(g *grpc.Server) error {
+	sets := pluginSets(s.opts.Versions, shimPlugin{register: func(g *grpc.Server) error {
 		registered = s.register(ctx, g)
 		return registered
-	}}}
-	sets := make(map[int]plugin.PluginSet, len(s.opts.Versions))
-	for _, v := range s.opts.Versions {
-		sets[v] = set
-	}
+	}})
 	plugin.Serve(&plugin.ServeConfig{
 		HandshakeConfig: Handshake(), VersionedPlugins: sets, GRPCServer: s.newServer,
 		Logger: s.opts.Logger.Named("go-plugin"), TLSProvider: func() (*tls.Config, error) { return config, nil },
