@@ -16,8 +16,7 @@ import (
 )
 
 func TestExpandAtTheController(t *testing.T) {
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "dir", "--capacity", "64MiB")
+	m, p := runLoopfs(t, dirBackend, "--capacity", "64MiB")
 	id := p.create("a", writer).VolumeId
 	p.create("b", writer)
 	for what, c := range map[string]struct {
@@ -54,9 +53,7 @@ func TestExpandAtTheController(t *testing.T) {
 
 // A volume in use grows, once the controller has enlarged its bytes. Where the kernel refuses, the next stage does it.
 func TestExpandOnline(t *testing.T) {
-	need(t, loopBackend)
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "loop", "--capacity", "2GiB")
+	m, p := runLoopfs(t, loopBackend, "--capacity", "2GiB")
 	for _, c := range []struct {
 		name string
 		cap  *csi.VolumeCapability
@@ -114,9 +111,7 @@ func TestExpandOnline(t *testing.T) {
 
 // A file system may be smaller than its volume by some blocks. However little a volume grows, its data stay.
 func TestUnmountedVolumeGrowsByAnySize(t *testing.T) {
-	need(t, loopBackend)
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "loop")
+	m, p := runLoopfs(t, loopBackend)
 	id, s := p.create("a", writer).VolumeId, m.staging("s")
 	step(t, "stage", p.stage(id, s, writer), codes.OK)
 	write(t, s, "kept")
@@ -139,8 +134,7 @@ func TestUnmountedVolumeGrowsByAnySize(t *testing.T) {
 
 func TestStats(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
-		m := newMachine(t)
-		p := m.start("csi", "--backend", backend)
+		m, p := runLoopfs(t, backend)
 		id, s, target := p.create("a", writer).VolumeId, m.staging("s"), m.target("t")
 		expectNone := func(id, path string, want codes.Code) {
 			t.Helper()

@@ -10,8 +10,7 @@ import (
 )
 
 func TestGroupSnapshotIsWholeOrNot(t *testing.T) {
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "dir", "--capacity", "80MiB")
+	m, p := runLoopfs(t, dirBackend, "--capacity", "80MiB")
 	a, b := p.create("a", writer).VolumeId, p.create("b", writer).VolumeId
 	g, err := p.snapshotGroup("g", a, b)
 	must(t, err)
@@ -62,9 +61,7 @@ func TestGroupSnapshotIsWholeOrNot(t *testing.T) {
 // Of two files in two volumes that are always written one after the other, a group snapshot never has more of the
 // later one.
 func TestGroupSnapshotIsOfOneMoment(t *testing.T) {
-	need(t, loopBackend)
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "loop")
+	m, p := runLoopfs(t, loopBackend)
 	var ids, stages, targets []string
 	for _, name := range []string{"first", "second"} {
 		ids = append(ids, p.create(name, writer).VolumeId)

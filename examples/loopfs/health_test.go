@@ -41,9 +41,7 @@ func (p *process) expectHealth(what, id, controller, node string) {
 }
 
 func TestDamagedVolumesAreReported(t *testing.T) {
-	need(t, loopBackend)
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "loop")
+	m, p := runLoopfs(t, loopBackend)
 	id, s, target := p.create("a", writer).VolumeId, m.staging("s"), m.target("t")
 	p.create("healthy", writer)
 	image, record := filepath.Join(m.data, "volumes", id, "image"), filepath.Join(m.data, "volumes", id, "meta.json")
@@ -92,9 +90,7 @@ func TestDamagedVolumesAreReported(t *testing.T) {
 }
 
 func TestHealthOfDirectories(t *testing.T) {
-	need(t, dirBackend)
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "dir")
+	m, p := runLoopfs(t, dirBackend)
 	id := p.create("a", writer).VolumeId
 	must(t, os.RemoveAll(filepath.Join(m.data, "volumes", id, "files")))
 	p.expectHealth("without its directory", id, "DATA_LOSS DirectoryMissing", "DATA_LOSS DirectoryMissing")

@@ -32,9 +32,7 @@ var hostilePaths = []string{
 
 // Every call refuses hostile ids and names, and calls with paths refuse hostile paths. No file changes.
 func TestHostileRequests(t *testing.T) {
-	need(t, dirBackend)
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "dir", "--node-id", "n1")
+	m, p := runLoopfs(t, dirBackend, "--node-id", "n1")
 	victim := m.staging("victim") // empty, so that rmdir would succeed
 	id := p.create("a", writer).VolumeId
 	before := m.tree()
@@ -116,9 +114,7 @@ func (m *machine) tree() (found []string) {
 }
 
 func TestHostileCapabilities(t *testing.T) {
-	need(t, loopBackend)
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "loop")
+	m, p := runLoopfs(t, loopBackend)
 	id, s := p.create("a", writer).VolumeId, m.staging("s")
 	mode := writer.AccessMode
 	for what, c := range map[string]*csi.VolumeCapability{
@@ -144,8 +140,7 @@ func TestHostileCapabilities(t *testing.T) {
 
 func TestSymbolicLinks(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
-		m := newMachine(t)
-		p := m.start("csi", "--backend", backend)
+		m, p := runLoopfs(t, backend)
 		id, victim, s := p.create("a", multi).VolumeId, m.staging("victim"), m.staging("s")
 		link, parent := m.target("link"), m.target("parent")
 		must(t, os.Symlink(victim, link))

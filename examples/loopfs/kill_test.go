@@ -31,6 +31,15 @@ func newSlow(t *testing.T, m *machine, program string) slow {
 	return s
 }
 
+// runSlow starts loopfs with the loop backend and a slow program.
+func runSlow(t *testing.T, program string) (*machine, *process, slow) {
+	t.Helper()
+	need(t, loopBackend)
+	m := newMachine(t)
+	s := newSlow(t, m, program)
+	return m, m.startCommand("csi", []string{self(t)}, s.env(), "--backend", "loop"), s
+}
+
 func (s slow) env() []string { return []string{"PATH=" + s.dir + ":" + os.Getenv("PATH")} }
 
 func (s slow) awaitRunning() {
@@ -58,10 +67,7 @@ func begin(call func() error) <-chan error {
 
 // A mkfs that outlives its loopfs does not write to the volume.
 func TestKillWhileAFileSystemIsMade(t *testing.T) {
-	need(t, loopBackend)
-	m := newMachine(t)
-	mkfs := newSlow(t, m, "mkfs.ext4")
-	p := m.startCommand("csi", []string{self(t)}, mkfs.env(), "--backend", "loop")
+	m, p, mkfs := runSlow(t, "mkfs.ext4")
 	ended := begin(func() error { _, err := p.tryCreate("a", "", 0, 0, writer); return err })
 	mkfs.awaitRunning()
 	p.kill()
@@ -85,10 +91,7 @@ func TestKillWhileAFileSystemIsMade(t *testing.T) {
 
 // The files that a killed process has left of a volume are removed by the next call for it, at another process.
 func TestAnotherProcessRemovesWhatAKillLeft(t *testing.T) {
-	need(t, loopBackend)
-	m := newMachine(t)
-	mkfs := newSlow(t, m, "mkfs.ext4")
-	p := m.startCommand("csi", []string{self(t)}, mkfs.env(), "--backend", "loop")
+	m, p, mkfs := runSlow(t, "mkfs.ext4")
 	other := m.start("other", "--backend", "loop")
 	ended := begin(func() error { _, err := p.tryCreate("a", "", 0, 0, writer); return err })
 	mkfs.awaitRunning()
@@ -119,10 +122,7 @@ func TestGroupIsNotDeletedWhileItIsCopied(t *testing.T) {
 
 // A process that is stopped while a volume is frozen thaws it first.
 func TestStopWhileFrozen(t *testing.T) {
-	need(t, loopBackend)
-	m := newMachine(t)
-	cp := newSlow(t, m, "cp")
-	p := m.startCommand("csi", []string{self(t)}, cp.env(), "--backend", "loop")
+	m, p, cp := runSlow(t, "cp")
 	id, s, target := p.create("a", writer).VolumeId, m.staging("s"), m.target("t")
 	p.bringUp(id, s, target, writer)
 	t.Cleanup(func() { thaw(target) }) // after a failure
@@ -136,10 +136,7 @@ func TestStopWhileFrozen(t *testing.T) {
 
 // A second call for a volume gets ABORTED at once, also from a second process. A call for another volume does not wait.
 func TestOneCallPerVolume(t *testing.T) {
-	need(t, loopBackend)
-	m := newMachine(t)
-	mkfs := newSlow(t, m, "mkfs.ext4")
-	p := m.startCommand("csi", []string{self(t)}, mkfs.env(), "--backend", "loop")
+	m, p, mkfs := runSlow(t, "mkfs.ext4")
 	ended := begin(func() error { _, err := p.tryCreate("a", "", 0, 0, writer); return err })
 	mkfs.awaitRunning()
 	other := m.start("other", "--backend", "loop") // its start does not remove what p makes
@@ -162,10 +159,7 @@ func TestOneCallPerVolume(t *testing.T) {
 
 // A call whose caller has gone is ended, and leaves nothing.
 func TestAbandonedCallLeavesNothing(t *testing.T) {
-	need(t, loopBackend)
-	m := newMachine(t)
-	mkfs := newSlow(t, m, "mkfs.ext4")
-	p := m.startCommand("csi", []string{self(t)}, mkfs.env(), "--backend", "loop")
+	m, p, mkfs := runSlow(t, "mkfs.ext4")
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := begin(func() error {
 		_, err := p.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: "a",

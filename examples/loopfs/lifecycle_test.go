@@ -14,8 +14,7 @@ import (
 
 func TestVolumeLivesFromCreationToDeletion(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
-		m := newMachine(t)
-		p := m.start("csi", "--backend", backend)
+		m, p := runLoopfs(t, backend)
 		v := p.create("a", multi)
 		if v.CapacityBytes != 16<<20 || v.VolumeContext[backendKey] != backend {
 			t.Errorf("created %+v", v)
@@ -70,9 +69,7 @@ func TestVolumeLivesFromCreationToDeletion(t *testing.T) {
 }
 
 func TestOtherArgumentsAreRefused(t *testing.T) {
-	need(t, loopBackend)
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "loop")
+	m, p := runLoopfs(t, loopBackend)
 	id := p.create("a", multi).VolumeId
 	narrow := p.create("narrow", writer).VolumeId
 	s, s2, one, x := m.staging("s"), m.staging("s2"), m.target("one"), m.target("x")
@@ -112,8 +109,7 @@ func TestOtherArgumentsAreRefused(t *testing.T) {
 // Mounts and files that loopfs did not make stay.
 func TestForeignMountsStay(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
-		m := newMachine(t)
-		p := m.start("csi", "--backend", backend)
+		m, p := runLoopfs(t, backend)
 		id := p.create("a", multi).VolumeId
 		s, foreign, one := m.staging("s"), m.staging("foreign"), m.target("one")
 		must(t, unix.Mount("none", foreign, "tmpfs", 0, "size=64k"))
@@ -138,8 +134,7 @@ func TestForeignMountsStay(t *testing.T) {
 }
 
 func TestListPages(t *testing.T) {
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "dir")
+	_, p := runLoopfs(t, dirBackend)
 	var made, got []string
 	for _, name := range []string{"a", "b", "c", "d", "e"} {
 		made = append(made, p.create(name, writer).VolumeId)
@@ -168,8 +163,7 @@ func TestListPages(t *testing.T) {
 }
 
 func TestCapacity(t *testing.T) {
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "dir", "--capacity", "40MiB")
+	_, p := runLoopfs(t, dirBackend, "--capacity", "40MiB")
 	expectFree := func(want int64, caps ...*csi.VolumeCapability) {
 		t.Helper()
 		answer, err := p.GetCapacity(t.Context(), &csi.GetCapacityRequest{VolumeCapabilities: caps})
@@ -195,8 +189,7 @@ func TestCapacity(t *testing.T) {
 }
 
 func TestVolumeCapabilitiesAreValidated(t *testing.T) {
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "dir")
+	_, p := runLoopfs(t, dirBackend)
 	v := p.create("a", writer)
 	far := capability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER)
 	for what, c := range map[string]struct {
@@ -220,9 +213,7 @@ func TestVolumeCapabilitiesAreValidated(t *testing.T) {
 }
 
 func TestIdentityAndTopology(t *testing.T) {
-	need(t, dirBackend)
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "dir", "--node-id", "n1")
+	m, p := runLoopfs(t, dirBackend, "--node-id", "n1")
 	here := &csi.Topology{Segments: map[string]string{topologyKey: "n1"}}
 	node, err := p.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
 	want := &csi.NodeGetInfoResponse{NodeId: "n1", AccessibleTopology: here}

@@ -139,6 +139,14 @@ func (m *machine) start(name string, args ...string) *process {
 	return m.startCommand(name, []string{self(m.t)}, nil, args...)
 }
 
+// runLoopfs starts loopfs with a backend on a new machine. It skips the test where the backend is not possible.
+func runLoopfs(t *testing.T, backend string, args ...string) (*machine, *process) {
+	t.Helper()
+	need(t, backend)
+	m := newMachine(t)
+	return m, m.start("csi", append([]string{"--backend", backend}, args...)...)
+}
+
 func self(t *testing.T) string {
 	t.Helper()
 	exe, err := os.Executable()

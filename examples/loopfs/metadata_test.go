@@ -51,9 +51,7 @@ func (p *process) delta(base, id string, at int64, most int32) ([][2]int64, erro
 }
 
 func TestChangedBlocks(t *testing.T) {
-	need(t, loopBackend)
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "loop")
+	m, p := runLoopfs(t, loopBackend)
 	raw := blockOf(writer)
 	id, s, target := p.create("a", raw).VolumeId, m.staging("s"), m.target("t")
 	const page = 64 << 10 // file systems with larger blocks have coarser holes than 4 KiB

@@ -16,8 +16,7 @@ import (
 // Mounts, and what is written through them, outlive the process.
 func TestMountsOutliveTheProcess(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
-		m := newMachine(t)
-		p := m.start("csi", "--backend", backend)
+		m, p := runLoopfs(t, backend)
 		id, s, target := p.create("a", writer).VolumeId, m.staging("s"), m.target("t")
 		p.bringUp(id, s, target, writer)
 		before := m.mounted()

@@ -11,9 +11,7 @@ import (
 )
 
 func TestModifyChangesTheReadAheadOfDevices(t *testing.T) {
-	need(t, loopBackend)
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "loop")
+	m, p := runLoopfs(t, loopBackend)
 	expect := func(id, want string) {
 		t.Helper()
 		files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")

@@ -36,9 +36,7 @@ func expectPattern(t *testing.T, path string, offset int64) {
 
 // Publishes of a raw volume share one device, read-only ones another that nobody can write to.
 func TestRawVolume(t *testing.T) {
-	need(t, loopBackend)
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "loop")
+	m, p := runLoopfs(t, loopBackend)
 	raw, end := blockOf(multi), int64(16<<20-4096)
 	id, s, dir := p.create("a", raw).VolumeId, m.staging("s"), m.staging("dir")
 	one, two, three := m.target("one"), m.target("two"), m.target("three")

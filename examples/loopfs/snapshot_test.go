@@ -15,8 +15,7 @@ import (
 
 func TestSnapshotAndRestore(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
-		m := newMachine(t)
-		p := m.start("csi", "--backend", backend)
+		m, p := runLoopfs(t, backend)
 		id, s, s2 := p.create("a", writer).VolumeId, m.staging("s"), m.staging("s2")
 		step(t, "stage", p.stage(id, s, writer), codes.OK)
 		write(t, s, "old")
@@ -74,8 +73,7 @@ func TestSnapshotAndRestore(t *testing.T) {
 }
 
 func TestSourcesOfSnapshotsAndVolumes(t *testing.T) {
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "dir", "--capacity", "96MiB")
+	_, p := runLoopfs(t, dirBackend, "--capacity", "96MiB")
 	id, other := p.create("a", writer).VolumeId, p.create("b", multi).VolumeId
 	none, noSnap := string(idFor(volumeKind, "none")), string(idFor(snapshotKind, "none"))
 	snap, err := p.snapshot("s", id)
@@ -137,9 +135,7 @@ func TestSourcesOfSnapshotsAndVolumes(t *testing.T) {
 // A snapshot of a mounted volume has everything that was written before it, needs no repair, and is of one moment: of
 // two files that are always written one after the other, it never has more of the later one.
 func TestSnapshotInUse(t *testing.T) {
-	need(t, loopBackend)
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "loop")
+	m, p := runLoopfs(t, loopBackend)
 	id, s, target := p.create("a", writer).VolumeId, m.staging("s"), m.target("t")
 	p.bringUp(id, s, target, writer)
 	stop, stopped := make(chan struct{}), make(chan struct{})
@@ -212,8 +208,7 @@ func appendBoth(t *testing.T, stop <-chan struct{}, first, second string) {
 // A volume that cannot be frozen is not copied while it is published for writing, and the error says what to do.
 func TestSnapshotOfWhatCannotBeFrozen(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
-		m := newMachine(t)
-		p := m.start("csi", "--backend", backend)
+		m, p := runLoopfs(t, backend)
 		c, r := writer, reader
 		if backend == loopBackend {
 			c, r = blockOf(writer), blockOf(reader)

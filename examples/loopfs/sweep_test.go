@@ -123,8 +123,7 @@ func TestKillWhileFrozen(t *testing.T) {
 }
 
 func killWhileFrozen(t *testing.T, beside bool) {
-	m := newMachine(t)
-	p := m.start("csi", "--backend", "loop")
+	m, p := runLoopfs(t, loopBackend)
 	id, s, target := p.create("a", writer).VolumeId, m.staging("s"), m.target("t")
 	p.bringUp(id, s, target, writer)
 	t.Cleanup(func() { thaw(target) }) // after a failure
