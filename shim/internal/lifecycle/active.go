@@ -111,7 +111,7 @@ func (r *activeState) load(ctx context.Context, p *Process, hello *rpc.Hello) (e
 	}
 	r.Notifier = rpc.NewNotifier(r.Table.Index())
 	r.Feed = registry.NewFeed(r.store, r.Table, registry.RecentEvents)
-	r.State = r.store
+	r.State, r.Generation = r.store, r.store.Generation()
 	if err := r.store.View(ctx, func(v registry.View) error {
 		return cluster.CheckMember(v, hello.ClusterID())
 	}); err != nil {

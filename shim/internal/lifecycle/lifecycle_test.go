@@ -522,7 +522,10 @@ func TestReadsAreAnsweredUntilTheStateIsReleased(t *testing.T) {
 	p.activate(dirs(t))
 	was := p.Status()
 	list := func() error {
-		_, err := pb.NewVolumesClient(p.conn).List(t.Context(), &pb.ListVolumesRequest{Call: &pb.Call{}})
+		reply, err := pb.NewVolumesClient(p.conn).List(t.Context(), &pb.ListVolumesRequest{Call: &pb.Call{}})
+		if at := reply.GetAnswer().GetGeneration(); err == nil && at != uint64(was.Generation) {
+			t.Errorf("an answer has generation %d, want %d", at, was.Generation)
+		}
 		return err
 	}
 	notActive := func(err error) bool {
