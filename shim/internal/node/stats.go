@@ -88,6 +88,7 @@ func (s *Stager) ask(
 			return conflict("volume %s cannot be measured now: %s", name, intent.Describe(open))
 		}
 		st = s.stateOf(view, v.VolumeKey())
+		st.volume = v // stateOf does not find a volume that its plugin has not named yet
 		return nil
 	})
 	if err != nil {

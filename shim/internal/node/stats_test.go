@@ -152,3 +152,14 @@ func TestStatsOfWhatGoesAway(t *testing.T) {
 		wantErr(t, <-done, registry.ErrConflict)
 	})
 }
+
+// The error about a volume that its plugin has not named yet has the volume's name.
+func TestStatsOfAVolumeInCreation(t *testing.T) {
+	inEnv(t, measures, func(t *testing.T, n *env) {
+		name := registry.VolumeName{Namespace: "default", ID: "v7"}
+		n.put(registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: name.Namespace, ID: name.ID, Plugin: pluginID},
+			State: registry.VolumeCreating})
+		_, err := n.shim.stager.Stats(t.Context(), name)
+		wantErr(t, err, registry.ErrConflict, "volume "+name.String()+" is not mounted here")
+	})
+}
