@@ -88,7 +88,7 @@ func (a *Allocs) Run(ctx context.Context) error {
 		a.startRelease(id)
 	}
 	a.workers.start(func(ctx context.Context) {
-		a.persist(ctx, a.logger, "cannot list unclaimed volumes yet", func(time.Time) error {
+		persist(ctx, a.logger, "cannot list unclaimed volumes yet", func(time.Duration) error {
 			return a.TakeDownUnclaimed(ctx)
 		})
 	})

@@ -133,9 +133,9 @@ func (a *Allocs) resumeKept(id registry.AllocID) {
 // has yet to release the alloc.
 func (a *Allocs) releaseAll(ctx context.Context, id registry.AllocID) (kept bool) {
 	a.releaseClaims(ctx, id)
-	a.persistRelease(ctx, id, func(time.Time) error { return a.controller.SettleClaims(ctx) })
+	a.persistRelease(ctx, id, func(time.Duration) error { return a.controller.SettleClaims(ctx) })
 	a.releaseClaims(ctx, id) // claims that were granted meanwhile
-	a.persistRelease(ctx, id, func(time.Time) (err error) {
+	a.persistRelease(ctx, id, func(time.Duration) (err error) {
 		kept, err = a.endRelease(ctx, id)
 		return err
 	})
@@ -145,7 +145,7 @@ func (a *Allocs) releaseAll(ctx context.Context, id registry.AllocID) (kept bool
 func (a *Allocs) releaseClaims(ctx context.Context, id registry.AllocID) {
 	var claims []registry.Claim
 	var al registry.Alloc
-	a.persistRelease(ctx, id, func(time.Time) error {
+	a.persistRelease(ctx, id, func(time.Duration) error {
 		return a.State.View(ctx, func(v registry.View) error {
 			claims = a.toRelease(v, id)
 			al, _ = v.Alloc(id)
@@ -155,7 +155,9 @@ func (a *Allocs) releaseClaims(ctx context.Context, id registry.AllocID) {
 	var all sync.WaitGroup
 	for _, c := range claims {
 		all.Go(func() {
-			a.persistRelease(ctx, id, func(next time.Time) error { return a.releaseClaim(ctx, c, al.Forced, next) })
+			a.persistRelease(ctx, id, func(pause time.Duration) error {
+				return a.releaseClaim(ctx, c, al.Forced, pause)
+			})
 		})
 	}
 	all.Wait()
@@ -255,9 +257,9 @@ func forgetChange(v registry.View, al registry.Alloc) registry.Change {
 	return change
 }
 
-// releaseClaim tries to release one claimed volume of an alloc, by force if an operator asked for that. next is the
-// time of the next try.
-func (a *Allocs) releaseClaim(ctx context.Context, c registry.Claim, by registry.Forced, next time.Time) error {
+// releaseClaim tries to release one claimed volume of an alloc, by force if an operator asked for that. pause is the
+// time from a failure to the next try.
+func (a *Allocs) releaseClaim(ctx context.Context, c registry.Claim, by registry.Forced, pause time.Duration) error {
 	req := &request{Allocs: a, key: c.ClaimKey(), name: c.Name, node: c.Node, round: roundLimit}
 	release := req.releaseRequest
 	if by.By != "" {
@@ -267,19 +269,20 @@ func (a *Allocs) releaseClaim(ctx context.Context, c registry.Claim, by registry
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	req.recordFailure(ctx, err, next)
+	req.recordFailure(ctx, err, a.Now().Add(pause))
 	return fmt.Errorf("volume %s: %w", c.Name, err)
 }
 
 // persistRelease is persist for a step of the release of an alloc.
-func (a *Allocs) persistRelease(ctx context.Context, id registry.AllocID, try func(next time.Time) error) {
-	a.persist(ctx, a.logger.With("alloc", id), "an alloc cannot be released yet", try)
+func (a *Allocs) persistRelease(ctx context.Context, id registry.AllocID, try func(pause time.Duration) error) {
+	persist(ctx, a.logger.With("alloc", id), "an alloc cannot be released yet", try)
 }
 
-// persist calls try until it succeeds or ctx ends, and logs each failure as warning. next is the time of the next try.
-func (a *Allocs) persist(ctx context.Context, log hclog.Logger, warning string, try func(next time.Time) error) {
+// persist calls try until it succeeds or ctx ends, and logs each failure as warning. try gets the length of the pause
+// that follows a failure.
+func persist(ctx context.Context, log hclog.Logger, warning string, try func(pause time.Duration) error) {
 	for pause := retryFirst; ctx.Err() == nil; pause = min(pause*2, retryCeiling) {
-		err := try(a.Now().Add(pause))
+		err := try(pause)
 		if err == nil {
 			return
 		}

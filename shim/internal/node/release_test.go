@@ -219,3 +219,20 @@ func TestLostVolumeIsUnmountedAfterItsContainers(t *testing.T) {
 		})
 	}
 }
+
+// The recorded time of the next try is counted from the failure, not from the start of the try.
+func TestNextTryOfAReleaseIsAfterItsFailure(t *testing.T) {
+	inEnv(t, stages, func(t *testing.T, n *env) {
+		n.up("a1", wish{})
+		n.removePlugin()
+		n.async(func() { _ = n.tryDown("a1") })
+		time.Sleep(roundLimit + retryFirst/2) // the first try waits for the plugin for a round
+		n.view(func(v registry.View) {
+			al, _ := v.Alloc("a1")
+			if len(al.Waiting) != 1 || !al.Waiting[0].Next.After(time.Now()) {
+				t.Errorf("at %v: %+v", time.Now(), al.Waiting)
+			}
+		})
+		n.introduce()
+	})
+}

@@ -67,7 +67,7 @@ func (a *Allocs) takeDownUnclaimed(l leftover) {
 	}
 	a.unclaimed[l.volume] = a.workers.start(func(ctx context.Context) {
 		log := a.logger.With("volume", l.name.String())
-		a.persist(ctx, log, "cannot release a volume without a claim yet", func(time.Time) error {
+		persist(ctx, log, "cannot release a volume without a claim yet", func(time.Duration) error {
 			req := &request{Allocs: a, key: registry.ClaimKey{Volume: l.volume}, name: l.name}
 			return req.releaseUnclaimed(ctx)
 		})
