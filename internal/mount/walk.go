@@ -206,7 +206,7 @@ func unmountAt(dir int, name string) error {
 // mount: if a mount is at root or below, it removes nothing and returns ErrMounted. If a mount is made meanwhile, it
 // stops there. It resolves links in root's parents.
 func RemoveTree(root string) error {
-	parent, err := filepath.EvalSymlinks(filepath.Dir(filepath.Clean(root)))
+	parent, err := resolveDir(filepath.Dir(filepath.Clean(root)))
 	if err == nil {
 		err = removeTree(parent, filepath.Base(root))
 	}

@@ -77,8 +77,11 @@ func TestRmdirRemovesOnlyAnEmptyDirectory(t *testing.T) {
 // follows no link.
 func TestRemoveTreeStaysOutOfVolumes(t *testing.T) {
 	root, outside := volumeTree(t)
-	if err := RemoveTree(root); !errors.Is(err, ErrMounted) || !exists(t, root+"/full/file") {
-		t.Errorf("RemoveTree with a mount below: %v", err)
+	t.Chdir(filepath.Dir(root))
+	for _, path := range []string{root, filepath.Base(root)} {
+		if err := RemoveTree(path); !errors.Is(err, ErrMounted) || !exists(t, root+"/full/file") {
+			t.Errorf("RemoveTree of %s with a mount below: %v", path, err)
+		}
 	}
 	fd, err := openRoot(root)
 	must(t, err)
