@@ -142,7 +142,10 @@ func (r Records) published(boot string) (refs []registry.Ref) {
 // markChange returns the change for findings with the action mark: it turns MarkDone into MarkSent. No two findings are
 // about the same record.
 func markChange(r Records, findings []registry.Finding, now time.Time) (c registry.Change) {
-	placements := r.placed()
+	placements, refs := r.placed(), map[registry.ClaimKey]registry.Ref{}
+	for _, ref := range r.Refs {
+		refs[ref.ClaimKey()] = ref
+	}
 	for _, f := range findings {
 		if f.Action != registry.ActMark {
 			continue
@@ -153,12 +156,9 @@ func markChange(r Records, findings []registry.Finding, now time.Time) (c regist
 			p.Attachment.State = registry.MarkSent
 			c.Put = append(c.Put, p.Attachment)
 		case f.Alloc != "":
-			for _, ref := range r.Refs {
-				if ref.ClaimKey() == (registry.ClaimKey{Volume: f.Volume, Alloc: f.Alloc, Request: f.Request}) {
-					ref.Publish, ref.Trouble, ref.Troubled = registry.MarkSent, "", time.Time{}
-					c.Put = append(c.Put, ref)
-				}
-			}
+			ref := refs[registry.ClaimKey{Volume: f.Volume, Alloc: f.Alloc, Request: f.Request}]
+			ref.Publish, ref.Trouble, ref.Troubled = registry.MarkSent, "", time.Time{}
+			c.Put = append(c.Put, ref)
 		default:
 			p.Staging.State = registry.MarkSent
 			c.Put = append(c.Put, p.Staging)
