@@ -165,7 +165,7 @@ func (s *viewed) View(ctx context.Context, read func(registry.View) error) error
 }
 
 // The host releases an alloc that has lost its volumes just after a release has kept the alloc's record for the host.
-func TestReleaseBehindTheEndOfATeardown(t *testing.T) {
+func TestReleaseAtTheEndOfAnEarlierRelease(t *testing.T) {
 	inEnv(t, stages, func(t *testing.T, n *env) {
 		allocs, views, last := n.shim.allocs, 0, 0
 		n.up("a1", wish{})
