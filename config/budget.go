@@ -77,6 +77,7 @@ const (
 	operandName = "(operand)"
 )
 
+// meterFunction returns a function of HCL that charges its argument to the budget, checks it and returns it.
 func (d *decoder) meterFunction(check func(cty.Value) error) function.Function {
 	anything := function.Parameter{
 		Name: "value", Type: cty.DynamicPseudoType, AllowNull: true, AllowUnknown: true, AllowDynamicType: true,

@@ -162,7 +162,8 @@ func checkNumbers(name string, args []cty.Value) error {
 // wideVerb matches a verb of a format whose width has four or more digits, or is taken from an argument.
 var wideVerb = regexp.MustCompile(`(^|[^%])(%%)*%[^%a-zA-Z]*([0-9]{4}|\*)`)
 
-// predictedWork returns the work of a call whose result size is a product of its argument sizes.
+// predictedWork estimates the work of a call whose result can be about as large as a product of its arguments' sizes.
+// It is 0 for other functions.
 func predictedWork(name string, args []cty.Value) int {
 	size := func(i int) int {
 		if i >= len(args) {
@@ -179,7 +180,7 @@ func predictedWork(name string, args []cty.Value) int {
 		return min(n, 1<<30)
 	}
 	switch name {
-	case "replace", "regex_replace":
+	case "replace", "regex_replace": // an empty pattern puts the replacement before each character
 		return size(0) * (size(2) + 1 - elementWork)
 	case "join":
 		return size(0) * (all() / elementWork)

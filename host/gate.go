@@ -184,7 +184,7 @@ func call[Client, Request, Reply any](
 ) (reply Reply, err error) {
 	ctx, end := h.startSpan(ctx, a, req)
 	defer func() { end(err) }()
-	beforeTry := waitLess(req)
+	beforeTry := shortenWait(req)
 	err = h.do(ctx, a, func(ctx context.Context, sh *shim) (err error) {
 		beforeTry()
 		reply, err = method(newClient(sh.process.Conn()), ctx, req)

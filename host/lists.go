@@ -93,7 +93,7 @@ type PluginList struct {
 // set. It stops the old task once MayStop of the old task reports true. PluginTask.Volumes names the allocs that still
 // use mounts of a task's process. If the new task does not become healthy, the orchestrator ends it; nothing else has
 // changed. If the new task has to go but serves mounts already, the orchestrator prefers the old task (PreferTask). It
-// ends the new task after the last of these mounts.
+// ends the new task once none of these mounts is left.
 func (h *Host) Plugins(ctx context.Context, q PluginQuery) (PluginList, Seq, error) {
 	out := PluginList{Active: map[InstanceKey]bool{}}
 	list, at, err := pages(q.Blocking, func(p *pb.Page) ([]Instance, *pb.Answer, string, error) {
@@ -104,7 +104,7 @@ func (h *Host) Plugins(ctx context.Context, q PluginQuery) (PluginList, Seq, err
 				out.Active[wire.InstanceKey(m.GetKey())] = true
 			}
 		}
-		if p.GetToken() == "" {
+		if p.GetToken() == "" { // only the first page has tasks
 			out.Tasks = convert(reply.GetTasks(), wire.PluginTask)
 		}
 		return convert(reply.GetInstances(), wire.Instance), reply.GetAnswer(), reply.GetNextToken(), err
@@ -152,9 +152,9 @@ func (b Blocking) page(token string) *pb.Page {
 	return p
 }
 
-// waitLess returns a function to call before each try of a request. It reduces the request's wait to what is left of
+// shortenWait returns a function to call before each try of a request. It reduces the request's wait to what is left of
 // it.
-func waitLess(req any) (beforeTry func()) {
+func shortenWait(req any) (beforeTry func()) {
 	r, paged := req.(interface{ GetPage() *pb.Page })
 	if !paged || r.GetPage().GetWait() == nil {
 		return func() {}

@@ -126,7 +126,7 @@ func (s *supervisor) run(ctx context.Context) error {
 			s.handleStartEnd(ctx)
 		case <-c.unkillableExited:
 			s.reap(ctx)
-		case s.waiting = <-c.nextSwap:
+		case s.waiting = <-c.nextSwap: // runs once the swap before it is committed and no start is under way
 			s.commit(ctx)
 			s.limitStart()
 		case <-ctx.Done():
@@ -163,7 +163,7 @@ func (s *supervisor) signals() (c signals) {
 	}
 	if len(s.unkillable) > 0 {
 		c.unkillableExited = s.unkillable[0].exited()
-	} else if s.nextStart != nil {
+	} else if s.nextStart != nil { // no shim is started before every unkillable one has exited
 		c.startDue = s.nextStart.C
 	}
 	if s.waiting == nil { // one at a time
@@ -249,7 +249,7 @@ func (s *supervisor) restart(ctx context.Context) {
 	}
 }
 
-// cleanUp removes the files of a dead shim.
+// cleanUp stops a dead shim, which removes its files.
 func (s *supervisor) cleanUp(ctx context.Context, dead peer) {
 	if err := dead.stop(ctx); err != nil {
 		s.config.Logger.Warn("a dead shim has left something", "error", err)

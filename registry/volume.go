@@ -249,7 +249,7 @@ type Volume struct {
 // Unwanted reports whether the volume is being deleted, or will be.
 func (v Volume) Unwanted() bool { return v.State == VolumeDeleting || v.DeleteWith != "" }
 
-// OfAnotherPlugin returns the ErrConflict for a create block that names the plugin wanted, while its volume v exists at
+// OfAnotherPlugin returns an ErrConflict: a create block names the plugin wanted, but its volume v exists already at
 // another plugin.
 func OfAnotherPlugin(v Volume, wanted PluginID) error {
 	return Errorf(ErrConflict,

@@ -175,7 +175,8 @@ func (r *runner) saveCopy(stop context.Context) error {
 	return r.failIfPermanent(stop, err, describe)
 }
 
-// prepareVolumes returns when the volumes are ready or the alloc must end.
+// prepareVolumes prepares the volumes until that succeeds or the alloc must end. A permanent error fails the alloc.
+// After a success, r.recordReady records the plans.
 func (r *runner) prepareVolumes(ctx, stop context.Context) error {
 	rec := r.record()
 	boot, err := proc.BootID()
@@ -201,7 +202,7 @@ func (r *runner) prepareVolumes(ctx, stop context.Context) error {
 	}
 	err = r.failIfPermanent(stop, err, func(err error) string {
 		why := err.Error()
-		if waits := r.waits(stop); len(waits) > 0 { // name no holders, because the claim does not wait for them
+		if waits := r.waits(stop); len(waits) > 0 { // without holders of claims: the alloc does not wait for them
 			why = registry.Waits(waits)
 			for _, w := range waits {
 				if w.Advice != "" {

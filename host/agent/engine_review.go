@@ -73,10 +73,12 @@ func (a *Agent) unusedEngineMounts() []*EngineMount {
 	})
 }
 
-// ForgetForEngine prepares the removal of a volume: if no container uses the mount, it drops the counts of the asking
-// engine. An engine removes no volume that one of its own containers has.
+// ForgetForEngine prepares the removal of a volume: if no container uses the mount, it drops the holders of the asking
+// engine (for Podman: of all its processes) and of engines that have ended. It releases the mount if no holder is left.
+// An engine removes no volume that one of its own containers has.
 func (a *Agent) ForgetForEngine(ctx context.Context, s Volumes, r EngineRequest) error {
 	return a.reviewEngineMount(ctx, s, r.Volume, releaseTimeout, func(h EngineHolder, unused time.Duration) bool {
+		// unused is 0 while a container uses the mount.
 		return unused > 0 && (h.Engine == r.Caller || h.Engine.Daemonless && r.Caller.Daemonless || h.Engine.gone())
 	})
 }
@@ -127,8 +129,8 @@ func (a *Agent) reviewEngineMount(
 // releaseTimeout is how long the removal of a volume waits for its release.
 const releaseTimeout = 30 * time.Second
 
-// unusedFor returns for how long no container has used the mount. It returns 0 if a container uses it. Containers may
-// outlive their engine.
+// unusedFor returns for how long the agent has known that no container uses the mount: at least a nanosecond, or 0 if a
+// container uses it. The time begins with the first call that finds no user. Containers may outlive their engine.
 func (a *Agent) unusedFor(m *EngineMount) (time.Duration, error) {
 	users, err := a.engineUsers(m)
 	if err != nil {

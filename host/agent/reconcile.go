@@ -146,8 +146,8 @@ func (a *Agent) stopLocked(id host.AllocID) error {
 	return a.stopAllLocked([]host.AllocID{id}, func() {})
 }
 
-// stopAllLocked orders the running allocs among ids to end, and writes more entries, in one commit. It skips allocs
-// that must already end.
+// stopAllLocked orders the allocs to end, and writes more entries, in one commit. None of the allocs has ended or has
+// to end already. The caller holds a.writing.
 func (a *Agent) stopAllLocked(ids []host.AllocID, publish func(), entries ...entry) error {
 	err := a.updateAll(ids, func(r *AllocRecord) {
 		r.Stop = true

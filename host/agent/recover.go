@@ -344,7 +344,8 @@ func (a *Agent) lostJobs(all []*lostAlloc) map[string]*JobRecord {
 	return out
 }
 
-// recoveredRecord returns the copied record, updated with the handles of later attempts.
+// recoveredRecord returns the copied record, updated with handles that it lacks, of the recorded attempt or a later
+// one.
 func (l *lostAlloc) recoveredRecord() *AllocRecord {
 	r := l.copy.Alloc.clone()
 	for name, t := range r.Tasks {
@@ -352,9 +353,9 @@ func (l *lostAlloc) recoveredRecord() *AllocRecord {
 		if !found || t.State == TaskDead || t.Handle != nil && t.Handle.ID == h.ID {
 			continue
 		}
-		number, is := strings.CutPrefix(h.ID, strings.TrimSuffix(attemptID(l.id, name, 0), "0"))
+		number, ours := strings.CutPrefix(h.ID, attemptPrefix(l.id, name))
 		attempt, err := strconv.ParseUint(number, 10, 64)
-		if !is || err != nil || attempt < t.Attempt {
+		if !ours || err != nil || attempt < t.Attempt {
 			continue
 		}
 		// The kernel counts the start times of processes in hundredths of a second.

@@ -129,7 +129,12 @@ func expandValue(v any, known map[string]string) any {
 }
 
 func attemptID(id host.AllocID, task host.TaskName, attempt uint64) string {
-	return fmt.Sprintf("%s-%s-%d", id, task, attempt)
+	return fmt.Sprint(attemptPrefix(id, task), attempt)
+}
+
+// attemptPrefix is what the IDs of all attempts of a task begin with.
+func attemptPrefix(id host.AllocID, task host.TaskName) string {
+	return fmt.Sprintf("%s-%s-", id, task)
 }
 
 func short(id host.AllocID) string { return string(id[:min(8, len(id))]) }

@@ -103,8 +103,8 @@ func (s *Shim) Calls() []Call {
 	return slices.Clone(s.calls)
 }
 
-// Fail makes the next calls of a method fail, with one of the errors each and without an effect. The host gets their
-// text and their kind, such as host.ErrUnavailable.
+// Fail makes the next calls of a method fail without an effect, each with the next of the errors. The host gets its
+// text and its kind, such as host.ErrUnavailable.
 func (s *Shim) Fail(method string, errs ...error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

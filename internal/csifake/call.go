@@ -195,8 +195,8 @@ func (p *Plugin) noteAbandoned(c *call) {
 
 // note writes a line, unless the plugin was killed.
 func (p *Plugin) note(l journal.Line) {
-	p.alive.RLock()
-	defer p.alive.RUnlock()
+	p.effects.RLock()
+	defer p.effects.RUnlock()
 	if !p.dead {
 		p.write(l)
 	}

@@ -103,7 +103,7 @@ func (s metadata) send(
 	first := true
 	for part := range slices.Chunk(all, int(most)) {
 		if !first {
-			if err := s.p.middle(callOf(ctx)); err != nil {
+			if err := s.p.runMiddleRule(callOf(ctx)); err != nil {
 				return err
 			}
 		}

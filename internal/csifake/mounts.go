@@ -37,7 +37,7 @@ type work struct {
 // stage mounts a volume at its staging path.
 func (w work) stage(c *csi.VolumeCapability) error {
 	if !w.p.cfg.Mounts || c.GetBlock() != nil {
-		return w.p.middle(w.c)
+		return w.p.runMiddleRule(w.c)
 	}
 	return w.put(false, w.mountData)
 }
@@ -45,14 +45,14 @@ func (w work) stage(c *csi.VolumeCapability) error {
 // publish mounts a volume at its target.
 func (w work) publish(r *csi.NodePublishVolumeRequest) error {
 	if w.p.cfg.Blind {
-		return w.p.middle(w.c)
+		return w.p.runMiddleRule(w.c)
 	}
 	block := r.GetVolumeCapability().GetBlock() != nil
 	if err := w.makeTarget(block); err != nil {
 		return err
 	}
 	if !w.p.cfg.Mounts {
-		return w.p.middle(w.c)
+		return w.p.runMiddleRule(w.c)
 	}
 	from := func(at string) error { return bind(r.GetStagingTargetPath(), at) }
 	switch {
@@ -71,7 +71,7 @@ func (w work) put(readonly bool, mount func(at string) error) error {
 			return err
 		}
 	}
-	if err := w.p.middle(w.c); err != nil || !readonly {
+	if err := w.p.runMiddleRule(w.c); err != nil || !readonly {
 		return err
 	}
 	return failed("remount read-only", w.path,
@@ -132,25 +132,25 @@ func bind(from, to string) error {
 // unstage unmounts a volume from its staging path.
 func (w work) unstage() error {
 	if !w.p.cfg.Mounts {
-		return w.p.middle(w.c)
+		return w.p.runMiddleRule(w.c)
 	}
 	if err := w.unmount(); err != nil {
 		return err
 	}
-	return w.p.middle(w.c)
+	return w.p.runMiddleRule(w.c)
 }
 
 // unpublish unmounts a volume from its target, and removes the target.
 func (w work) unpublish() error {
 	if w.p.cfg.Blind {
-		return w.p.middle(w.c)
+		return w.p.runMiddleRule(w.c)
 	}
 	if w.p.cfg.Mounts {
 		if err := w.unmount(); err != nil {
 			return err
 		}
 	}
-	if err := w.p.middle(w.c); err != nil {
+	if err := w.p.runMiddleRule(w.c); err != nil {
 		return err
 	}
 	if err := os.Remove(w.path); err != nil && !os.IsNotExist(err) {

@@ -85,7 +85,7 @@ func (s nodeService) NodeUnstageVolume(ctx context.Context, r *csi.NodeUnstageVo
 		return nil, err
 	}
 	if !known {
-		return &csi.NodeUnstageVolumeResponse{}, s.p.middle(callOf(ctx))
+		return &csi.NodeUnstageVolumeResponse{}, s.p.runMiddleRule(callOf(ctx))
 	}
 	if err := s.work(ctx, r.GetVolumeId(), path).unstage(); err != nil {
 		return nil, err
@@ -192,7 +192,7 @@ func (s nodeService) NodeUnpublishVolume(ctx context.Context, r *csi.NodeUnpubli
 		return nil, err
 	}
 	if !known {
-		return &csi.NodeUnpublishVolumeResponse{}, s.p.middle(callOf(ctx))
+		return &csi.NodeUnpublishVolumeResponse{}, s.p.runMiddleRule(callOf(ctx))
 	}
 	w := s.work(ctx, r.GetVolumeId(), r.GetTargetPath())
 	if err := w.unpublish(); err != nil {

@@ -77,8 +77,8 @@ func (p *Plugin) applyEffect(c *call, do effect) (proto.Message, error) {
 	if needs := journal.Needs(c.line.RPC); needs != "" && needs != "service/CONTROLLER_SERVICE" && !p.caps.has(needs) {
 		return nil, status.Errorf(codes.Unimplemented, "%s is not implemented", c.line.RPC)
 	}
-	p.alive.RLock()
-	defer p.alive.RUnlock()
+	p.effects.RLock()
+	defer p.effects.RUnlock()
 	if p.dead {
 		return nil, errGone
 	}
@@ -87,15 +87,15 @@ func (p *Plugin) applyEffect(c *call, do effect) (proto.Message, error) {
 	return reply, err
 }
 
-// middle runs the rule for the moment after the first of two steps. It releases p.alive meanwhile, because Kill must
-// not wait for the rule.
-func (p *Plugin) middle(c *call) error {
+// runMiddleRule runs the rule for the moment after the first of two steps. It releases p.effects meanwhile, because
+// Kill must not wait for the rule.
+func (p *Plugin) runMiddleRule(c *call) error {
 	if c.acts[Middle] == nil {
 		return nil
 	}
-	p.alive.RUnlock()
+	p.effects.RUnlock()
 	err := p.runRule(c, c.acts[Middle])
-	p.alive.RLock()
+	p.effects.RLock()
 	if err == nil && p.dead {
 		err = errGone
 	}

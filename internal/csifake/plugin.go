@@ -32,8 +32,8 @@ type Plugin struct {
 	once     sync.Once     // closes ended
 	fuses    fuses         // mounts that live as long as this plugin
 
-	alive sync.RWMutex // held for reading during a write or an effect; see dead
-	dead  bool         // nothing is written any more, and nothing takes effect
+	effects sync.RWMutex // held for reading during a write or an effect; see dead
+	dead    bool         // nothing is written any more, and nothing takes effect
 
 	killed atomic.Bool // the plugin was killed
 
@@ -167,20 +167,20 @@ func (p *Plugin) over() bool {
 // Kill ends the plugin as SIGKILL would. Every connection is cut, and nothing takes effect any more. The journal gets
 // only the line that the plugin was killed, and the socket file stays. Kill may be called within a call.
 func (p *Plugin) Kill() {
-	p.alive.Lock()
+	p.effects.Lock()
 	if !p.dead {
 		p.write(journal.Line{Kind: journal.Stop, Killed: true})
 		p.dead = true
 		p.killed.Store(true)
 	}
-	p.alive.Unlock()
+	p.effects.Unlock()
 	p.listener.abandon()
 	p.fuses.closeAll()
 	p.Stop()
 }
 
 func (p *Plugin) finish() {
-	p.alive.Lock()
+	p.effects.Lock()
 	if !p.dead {
 		if p.cfg.Forgetful {
 			if err := p.cfg.Backend.stop(p.cfg.process()); err != nil {
@@ -190,7 +190,7 @@ func (p *Plugin) finish() {
 		p.write(journal.Line{Kind: journal.Stop})
 		p.dead = true
 	}
-	p.alive.Unlock()
+	p.effects.Unlock()
 	if err := p.journal.Close(); err != nil {
 		p.failed(err)
 	}

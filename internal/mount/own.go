@@ -21,10 +21,10 @@ type Ownership struct {
 	Recursive bool   // also change owner and group of all files; else a volume with files is ErrNotEmpty
 }
 
-// SetOwnership changes the root directory of an empty volume, in which lost+found does not count. With Recursive it
-// changes all of a volume. It changes symbolic links and does not follow them, and enters no other mounts inside the
-// volume. A volume that is mounted read-only is EROFS. The volume's server may not answer; Helper.SetOwnership has a
-// deadline.
+// SetOwnership changes the root directory of a volume that is empty apart from lost+found. With Recursive it changes
+// all of a volume. It changes symbolic links and does not follow them, and enters no other mounts inside the volume. It
+// returns EROFS if the volume is mounted read-only. It hangs if the volume's server does not answer;
+// Helper.SetOwnership has a deadline.
 func SetOwnership(o Ownership) error {
 	err := o.set()
 	return wrap(err, "set the owner of %s, below %s", o.Volume, o.Root)

@@ -124,6 +124,7 @@ func (ms Mounts) Holding(path string) (Mount, bool) {
 // climb follows a path from a mount, and goes to the top of each stack of mounts on the way.
 func (ms Mounts) climb(at Mount, path string) Mount {
 	for end := 1; end <= len(path); end++ {
+		// Stop only where path[:end] is "/", a parent of path, or path.
 		if end > 1 && end < len(path) && path[end] != '/' {
 			continue
 		}

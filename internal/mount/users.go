@@ -178,25 +178,26 @@ func (t *userTable) hasElder(s, i int) bool {
 // isCopy reports whether m, in a namespace with the given mounts, is a copy of one of the first n mounts of this
 // namespace. The kernel made such a copy together with the original, and also unmounts it with the original.
 func (t *userTable) isCopy(m Mount, n int, mounts map[int]Mount, masters map[int]int) bool {
-	below, known := mounts[m.Parent]
+	target, known := mounts[m.Parent]
 	return known && slices.ContainsFunc(t.shows[sourceOf(m)], func(i int) bool {
 		original := t.own[i]
-		return i < n && original.ID != m.ID && t.receivesFrom(below, original, masters) &&
-			mountedAt(m, below) == mountedAt(original, t.parents[original.Parent])
+		return i < n && original.ID != m.ID && t.receivesFrom(target, original, masters) &&
+			mountedAt(m, target) == mountedAt(original, t.parents[original.Parent])
 	})
 }
 
-// receivesFrom reports whether the mount below receives propagation from the mount that original is mounted on.
-func (t *userTable) receivesFrom(below, original Mount, masters map[int]int) bool {
+// receivesFrom reports whether a mount that is made on the parent of original propagates to target: target is in the
+// parent's peer group, or receives from that group, directly or through other groups.
+func (t *userTable) receivesFrom(target, original Mount, masters map[int]int) bool {
 	source, known := t.parents[original.Parent]
-	if !known || !source.Shared() || source.ID == below.ID {
+	if !known || !source.Shared() || source.ID == target.ID {
 		return false
 	}
-	group := below.Group
+	group := target.Group
 	if group == 0 {
-		group = below.Master
+		group = target.Master
 	}
-	for range len(masters) {
+	for range len(masters) { // no chain of groups is longer
 		if group == 0 || group == source.Group {
 			break
 		}

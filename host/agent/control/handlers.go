@@ -288,7 +288,7 @@ func (s *Server) deleteVolume(r *http.Request) (any, error) {
 		func(ctx context.Context) (struct{}, error) { return struct{}{}, do(ctx, name) })
 }
 
-// getStats returns the usage of a volume.
+// getStats returns how much of a volume is used and free, by unit.
 func (s *Server) getStats(r *http.Request) (any, error) {
 	name := volumeName(r)
 	list, expired, err := limited(r.Context(), r, func(ctx context.Context) ([]host.VolumeUsage, error) {

@@ -56,8 +56,8 @@ func callPlugin[T any](s *Server, r *http.Request, t target, do func(context.Con
 
 const resumeAdvice = "run the command again to resume"
 
-// callWithin calls do within the time limit of the request. Work that has started continues after that. subject is what
-// the call is about, as in "plugin p".
+// callWithin calls do within the time limit of the request. Work that has started continues after the limit. subject is
+// what the call is about, as in "plugin p".
 func callWithin[T any](
 	s *Server, r *http.Request, subject string, do func(context.Context) (T, error),
 ) (T, error) {

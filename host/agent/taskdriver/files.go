@@ -74,9 +74,9 @@ func classifyFileError(err error) error {
 	return Exhausted(err)
 }
 
-func (f File) writeIn(in func(dir string) string, uid, gid int) error {
+func (f File) writeIn(pathOf func(dir string) string, uid, gid int) error {
 	dir, name := f.split()
-	root, err := os.OpenRoot(in(dir))
+	root, err := os.OpenRoot(pathOf(dir))
 	if err != nil {
 		return err
 	}

@@ -47,6 +47,7 @@ type reply struct {
 	Err    string `json:"err,omitempty"`
 }
 
+// err returns the error of a reply whose Err is set, with its kind.
 func (r reply) err() error {
 	if r.Kind > 0 && r.Kind <= len(registry.Kinds) {
 		return registry.Errorf(registry.Kinds[r.Kind-1], "%s", r.Err)

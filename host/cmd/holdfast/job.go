@@ -138,7 +138,8 @@ func writePlan(to io.Writer, places []agent.Placement) error {
 	return t.write(to, "no allocs")
 }
 
-// awaitJob waits until the allocs of the job's version have ended or are running with healthy plugins.
+// awaitJob waits until the allocs of the job's version have ended or are running with healthy plugins. If job shows a
+// roll that is starting, and that roll has failed meanwhile, the error says why.
 func (p *program) awaitJob(ctx context.Context, job control.Job) (control.Job, error) {
 	client := p.client()
 	now, err := acrossRestarts(ctx, client, func() (control.Job, error) { return client.AwaitJob(ctx, job.ID) })

@@ -51,7 +51,8 @@ func newVersion(p *program) *cobra.Command {
 		}}
 }
 
-// revision returns the commit from which this program was built, or "".
+// revision returns the commit from which this program was built, with -dirty if the source was changed. It is empty if
+// the commit is not known. In Settings, vcs.revision comes before vcs.modified.
 func revision() string {
 	info, _ := debug.ReadBuildInfo()
 	if info == nil {

@@ -123,7 +123,7 @@ func (r *runner) tooLate(what string) error {
 	return registry.Errorf(registry.ErrUnavailable, "the shim %s: gave up starting it: %w", what, context.Cause(r.ctx))
 }
 
-// fail ends the process and adds its last lines.
+// fail kills the process, and returns err with the last lines of its stderr.
 func (r *runner) fail(err error) error {
 	killed := r.Kill(context.WithoutCancel(r.ctx))
 	return errors.Join(withLines(err, r.stderr.last()), killed)

@@ -63,8 +63,9 @@ func (c *checker) removeOpen(id callID) *flight {
 	return f
 }
 
-// checkOverlaps checks R3. A call that its caller has given up is no longer in flight for the caller, even if it still
-// runs.
+// checkOverlaps checks R3 for each subject of a call: no other call is in flight for it, except as overlap allows. A
+// call that its caller has given up does not count, even if it still runs. With Strict it counts, unless the request is
+// identical.
 func (c *checker) checkOverlaps(l *flight) {
 	for _, subject := range l.subjects() {
 		c.checkOverlap(l, subject)

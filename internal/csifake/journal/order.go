@@ -220,7 +220,7 @@ func (c *checker) mustBeGone(key volumeKey, e *edge, how string) {
 	case up:
 		c.report("R8", "volume %s of %s is still %s", key.id, key.plugin, how)
 	case unsure, failed:
-		c.report("RU", "volume %s of %s may still be %s: its last outcome was not an undo that succeeded",
+		c.report("RU", "volume %s of %s may still be %s: its last call failed, or its outcome is not known",
 			key.id, key.plugin, how)
 	}
 }

@@ -122,10 +122,10 @@ func (n *Node) declared(
 		Events: []registry.Event{{Kind: kind, Node: r.Name, Detail: r.Declaration(), At: now}}}
 }
 
-// lostChange returns the change that declares a node lost. If the node is not alive, it sends no more controller calls,
-// so its successors may send others at once. If it is alive again, it becomes a former executor until it has settled
-// its calls itself. If the node has too many executor records for one change, the change has only executor records: see
-// declareInBatches.
+// lostChange returns the change that declares a node lost and takes its executor records from it. A node without a
+// lease sends no more controller calls, so other nodes may send theirs at once. A node that has a lease again becomes a
+// former executor until it has settled its calls. If there are too many records for one change, the change has a first
+// batch without the node's record: see declareInBatches.
 func (n *Node) lostChange(
 	v registry.View, r registry.Node, state registry.NodeState, kind registry.EventKind, by, reason string,
 ) registry.Change {

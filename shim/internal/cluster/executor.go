@@ -66,10 +66,11 @@ func (e *Executors) Check(v registry.View, by registry.ExecutorKey) (registry.Ex
 	return executor, registry.Errorf(registry.ErrUnavailable, "%s, not node %s", describe(v, by), e.state.node)
 }
 
-// describe names the node that makes the controller calls, and says whether it is suspect.
+// describe says which node makes the controller calls, by.Node or else the plugin's executor, and whether it is
+// suspect.
 func describe(v registry.View, by registry.ExecutorKey) string {
 	executor, _ := v.Executor(by.Plugin)
-	executor.Plugin = by.Plugin
+	executor.Plugin = by.Plugin // it is empty if the plugin has no executor
 	node, text := executor.Holder, executor.String()
 	if by.Node != "" {
 		node = by.Node

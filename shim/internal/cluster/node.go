@@ -224,26 +224,28 @@ func (n *Node) describe(ctx context.Context) error {
 }
 
 // describeNow updates the record of this node. If this node is the last one that the cluster expects, it also records
-// that the cluster has formed. A new node that expects another number of nodes is not recorded.
+// that the cluster has formed. A new node that expects another number of nodes is not recorded. A forgotten node joins
+// again as out of service.
 func (n *Node) describeNow(ctx context.Context) error {
 	if err := n.State.awaitReady(ctx); err != nil {
 		return err
 	}
 	plugins := PluginsOf(n.plugins.All().Instances)
-	var other error // set if the cluster expects another number of nodes
+	var expectErr error // set if the cluster expects another number of nodes
 	_, err := registry.Ensure(ctx, n.State, func(v registry.View) (change registry.Change, err error) {
 		record, found := v.Node(n.State.node)
-		other = v.Formation().Check(n.State.expect)
+		expectErr = v.Formation().Check(n.State.expect)
+		joins := !found || record.State == registry.NodeForgotten
 		switch {
-		case found && record.State != registry.NodeForgotten:
-		case other != nil:
-			return change, other
+		case !joins:
+		case expectErr != nil:
+			return change, expectErr
 		case found:
-			record.State, found = registry.NodeOutOfService, false
+			record.State = registry.NodeOutOfService
 		default:
 			record = registry.Node{Name: n.State.node, State: registry.NodeReady, Since: n.Executors.now()}
 		}
-		if !found || record.Version != n.version || !slices.EqualFunc(record.Plugins, plugins, samePlugin) {
+		if joins || record.Version != n.version || !slices.EqualFunc(record.Plugins, plugins, samePlugin) {
 			record.Version, record.Plugins = n.version, plugins
 			change.Put = append(change.Put, record)
 		}
@@ -251,7 +253,7 @@ func (n *Node) describeNow(ctx context.Context) error {
 		return change, nil
 	})
 	if err == nil {
-		n.expects.log(n.log, "this node stays in its cluster, but is configured otherwise", other)
+		n.expects.log(n.log, "this node stays in its cluster, but is configured otherwise", expectErr)
 	}
 	return err
 }

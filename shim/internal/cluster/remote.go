@@ -103,11 +103,13 @@ func reused(id registry.OperationID, method string) error {
 	return registry.Invalid("operation id %q is in use for another request (%s); mint a new one", id, method)
 }
 
-// ask writes the call's record, unless there is one. here: this node is the executor, and no record is left.
+// ask makes sure that the call has a record, which asks the call's executor to carry it out. A record with an answer
+// stays as it is. Otherwise, if this node is the executor, ask deletes the record and returns here.
 func (r *Remote) ask(ctx context.Context, c registry.RemoteCall, anew bool) (here bool, err error) {
 	_, err = registry.Ensure(ctx, r.state, func(v registry.View) (registry.Change, error) {
 		stored, found := v.RemoteCall(c.ID)
-		asked := found && !(anew && stored.Done) // else a stored answer belongs to an earlier call
+		// With anew, a stored answer belongs to an earlier call and does not count.
+		asked := found && !(anew && stored.Done)
 		switch {
 		case asked && (stored.Method != c.Method || !bytes.Equal(stored.Request, c.Request)):
 			return registry.Change{}, reused(c.ID, stored.Method)

@@ -153,7 +153,8 @@ func (l *blockList) add(page registry.Blocks) error {
 	return l.each(page)
 }
 
-// check returns an error if CSI does not allow the part (GetMetadataAllocatedResponse).
+// check returns an error if CSI does not allow the page after the earlier ones (GetMetadataAllocatedResponse). It keeps
+// what later pages are compared with: first, size and end.
 func (l *blockList) check(page registry.Blocks) error {
 	if l.first.Capacity == 0 {
 		l.first = registry.Blocks{Type: page.Type, Capacity: page.Capacity}

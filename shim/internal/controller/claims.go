@@ -57,6 +57,7 @@ func (l *Claims) Claim(ctx context.Context, c registry.Claim, first ...registry.
 	return taken, nil
 }
 
+// take returns the claim as granted, and the change that stores it. A claim that is stored already needs no change.
 func (l *Claims) take(view registry.View, c registry.Claim) (registry.Claim, registry.Change, error) {
 	volume, found := view.VolumeByKey(c.Volume)
 	if !found {

@@ -77,14 +77,15 @@ func (m *Controller) checkModify(ctx context.Context, v registry.Volume, paramet
 // lacksModify is the format of the error of a plugin without MODIFY_VOLUME.
 const lacksModify = "plugin %s has no mutable parameters (it lacks %s)"
 
-// adviseModify adds to the error of a modification what happens next if the outcome is not known.
+// adviseModify adds to the error of a modification what happens next. It returns err unchanged if the outcome of the
+// modification is known.
 func (m *Controller) adviseModify(ctx context.Context, name registry.VolumeName, err error) error {
-	v, look := m.volume(context.WithoutCancel(ctx), name)
-	if look != nil || !v.Modification.Open() {
+	v, viewErr := m.volume(context.WithoutCancel(ctx), name)
+	if viewErr != nil || !v.Modification.Open() {
 		return err
 	}
-	open, look := m.openRPC(context.WithoutCancel(ctx), v)
-	if look == nil && open == registry.ControllerModifyRPC {
+	open, viewErr := m.openRPC(context.WithoutCancel(ctx), v)
+	if viewErr == nil && open == registry.ControllerModifyRPC {
 		return fmt.Errorf("%w; Holdfast repeats the call until its outcome is known: see `volume status`", err)
 	}
 	return fmt.Errorf("%w; whether %s changed is not known: modify them again, to these or other values", err,

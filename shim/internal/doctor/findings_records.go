@@ -12,7 +12,8 @@ import (
 // openLimit is how long a call may be open in a running shim before it is a finding.
 const openLimit = time.Minute
 
-// whyMissing returns the reason why a mount that is recorded as done does not exist. It is empty if the mount exists.
+// whyMissing returns the reason why a mount that is recorded as done does not exist. It is empty if the mount exists,
+// or came or went during the examination.
 func (e *examiner) whyMissing(boot, path string) registry.FindingKind {
 	switch {
 	case boot != e.Boot:

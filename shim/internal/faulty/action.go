@@ -120,7 +120,7 @@ func (p *program) killOther() {
 	}
 }
 
-// kill kills a process and returns when it is dead.
+// kill kills a process, and waits for its death for at most 10 seconds.
 func kill(pid int) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {

@@ -16,14 +16,15 @@ import (
 	"holdfast/shim/internal/lifecycle"
 )
 
-// commit executes the faults of a moment of a commit.
-func (p *program) commit(at lifecycle.CommitPoint, c registry.Change) {
+// commit executes the faults of a point of a commit, for one commit at a time.
+func (p *program) commit(point lifecycle.CommitPoint, c registry.Change) {
 	p.commits.Lock()
 	defer p.commits.Unlock()
-	name, after := "store", at == lifecycle.AfterStore
-	if at == lifecycle.BeforeEtcd {
+	name := "store"
+	if point == lifecycle.BeforeEtcd {
 		name = "etcd"
 	}
+	after := point == lifecycle.AfterStore
 	_ = p.at(c, func(f fault.Fault) bool { return f.At == name && f.After == after })
 }
 

@@ -120,9 +120,9 @@ func (req *request) settle(ctx context.Context, follows func(registry.Intent) bo
 	return err
 }
 
-// settleDown is settle for a release. If an earlier shim left the open call and it may still run, settleDown repeats it
-// for one round before it is undone. It also waits for an expansion or modification for one round at most. Then it
-// closes that call, and the next mount or expansion sends it again.
+// settleDown is settle for a release. If the open call is to be undone and may still run (mayRun), settleDown first
+// repeats it for at most roundLimit. It repeats an expansion or modification until the caller's retries end, and then
+// closes it; the next mount or expansion sends it again.
 func (req *request) settleDown(ctx context.Context, follows func(registry.Intent) bool) error {
 	var round *time.Timer // nil: the open call does not run any more, or has no undo
 	limited, cancel := context.WithCancelCause(ctx)
@@ -141,9 +141,9 @@ func (req *request) settleDown(ctx context.Context, follows func(registry.Intent
 		return err
 	}
 	if round == nil {
-		left, store := req.leaveAlteration(ctx)
-		if store != nil || !left {
-			return errors.Join(err, store)
+		left, leaveErr := req.leaveAlteration(ctx)
+		if leaveErr != nil || !left {
+			return errors.Join(err, leaveErr)
 		}
 		req.logger.Warn("stopped waiting for an expansion or modification: its volume is being released",
 			"volume", req.name.String(), "error", err)

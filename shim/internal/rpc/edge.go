@@ -35,8 +35,8 @@ func optional[T ~string](v T, parse func(string) (T, error)) error {
 	return check(v, parse)
 }
 
-// filters validates list filters. An invalid filter is an error, because no record could match it.
-func filters(namespace, volume, role, plugin string) error {
+// checkFilters validates list filters. An invalid filter is an error, because no record could match it.
+func checkFilters(namespace, volume, role, plugin string) error {
 	return cmp.Or(
 		optional(registry.Namespace(namespace), registry.ParseNamespace),
 		optional(registry.VolumeID(volume), registry.ParseVolumeID),

@@ -19,7 +19,7 @@ func (e *events) Watch(req *pb.WatchRequest, stream grpc.ServerStreamingServer[p
 	if err != nil {
 		return err
 	}
-	if err := filters("", "", req.GetRole(), req.GetPlugin()); err != nil {
+	if err := checkFilters("", "", req.GetRole(), req.GetPlugin()); err != nil {
 		return wire.Status(err)
 	}
 	ctx, cancel := a.whileActive(stream.Context())

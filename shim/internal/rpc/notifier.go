@@ -64,7 +64,8 @@ func (n *Notifier) Wait(ctx context.Context, after registry.Seq, buckets ...regi
 	}
 }
 
-// begin reports whether one of the buckets has changed after an index. If not, the next change sends to wake.
+// begin reports whether Wait has nothing to wait for: one of the buckets has changed after the index, or the index is
+// higher than the current one. If not, the next change of one of the buckets sends to wake.
 func (n *Notifier) begin(wake chan struct{}, after registry.Seq, buckets []registry.Bucket) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -31,7 +31,7 @@ func (p *plugins) List(ctx context.Context, req *pb.ListPluginsRequest) (*pb.Lis
 	buckets := []registry.Bucket{registry.BucketInstances, registry.BucketTasks}
 	part, next, at, err := list(ctx, p.s, req, buckets, newestFirst, message,
 		func(ctx context.Context, a *Active) (_ []registry.Instance, at registry.Seq, err error) {
-			if err := filters("", "", req.GetRole(), req.GetPlugin()); err != nil {
+			if err := checkFilters("", "", req.GetRole(), req.GetPlugin()); err != nil {
 				return nil, 0, err
 			}
 			if req.GetPage().GetToken() == "" {
@@ -79,7 +79,7 @@ type fingerprintKey struct {
 func (p *plugins) Fingerprints(
 	req *pb.FingerprintsRequest, stream grpc.ServerStreamingServer[pb.FingerprintsReply],
 ) error {
-	if err := filters("", "", req.GetRole(), req.GetPlugin()); err != nil {
+	if err := checkFilters("", "", req.GetRole(), req.GetPlugin()); err != nil {
 		return wire.Status(err)
 	}
 	last := map[fingerprintKey]registry.PluginFingerprint{}

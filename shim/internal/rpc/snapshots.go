@@ -146,7 +146,7 @@ func (n *snapshots) ListGroups(ctx context.Context, req *pb.ListSnapshotsRequest
 func (n *snapshots) list(
 	ctx context.Context, req *pb.ListSnapshotsRequest, of func(registry.View) []registry.VolumeSnapshot,
 ) (*pb.ListSnapshotsReply, error) {
-	if err := filters(req.GetNamespace(), req.GetVolume(), "", req.GetPlugin()); err != nil {
+	if err := checkFilters(req.GetNamespace(), req.GetVolume(), "", req.GetPlugin()); err != nil {
 		return nil, wire.Status(err)
 	}
 	key := func(s registry.VolumeSnapshot) string { return s.Key().Path }

@@ -172,7 +172,7 @@ func (v *volumes) List(ctx context.Context, req *pb.ListVolumesRequest) (*pb.Lis
 	key := func(s registry.VolumeStatus) string { return s.Volume.Key().Path }
 	part, next, at, err := list(ctx, v.s, req, useBuckets, key, wire.VolumeProto,
 		func(ctx context.Context, a *Active) ([]registry.VolumeStatus, registry.Seq, error) {
-			if err := filters(req.GetNamespace(), req.GetId(), "", req.GetPlugin()); err != nil {
+			if err := checkFilters(req.GetNamespace(), req.GetId(), "", req.GetPlugin()); err != nil {
 				return nil, 0, err
 			}
 			var only registry.VolumeName

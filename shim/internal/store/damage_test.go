@@ -344,7 +344,7 @@ func TestReleasedFileIsNotVerifiedAgain(t *testing.T) {
 	s.stop(t)
 	raw(t, path, func(w *transaction) error { // an alloc that no tally counts
 		return bucketOf(w.tx, string(registry.BucketAllocs)).Put([]byte("b"),
-			seal(string(registry.BucketAllocs), []byte("b"), []byte("{}")))
+			withChecksum(string(registry.BucketAllocs), []byte("b"), []byte("{}")))
 	})
 	released, err := Open(t.Context(), Options{Path: path, Generation: left.Generation, ReleasedAt: left})
 	if err != nil {

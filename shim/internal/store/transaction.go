@@ -45,7 +45,7 @@ func get(tx *bolt.Tx, bucket string, key []byte) []byte {
 	if value == nil {
 		return nil
 	}
-	text, err := unseal(bucket, key, value)
+	text, err := verifiedText(bucket, key, value)
 	must(err)
 	return text
 }
@@ -55,7 +55,7 @@ func (t *transaction) put(bucket string, key, text []byte) error {
 	if old := b.Get(key); old != nil {
 		sum.remove(old)
 	}
-	value := seal(bucket, key, text)
+	value := withChecksum(bucket, key, text)
 	sum.add(value)
 	return b.Put(key, value)
 }
@@ -120,14 +120,14 @@ func (t *transaction) setMeta(name string, v any) error {
 	if err != nil {
 		return err
 	}
-	return bucketOf(t.tx, bucketMeta).Put([]byte(name), seal(bucketMeta, []byte(name), text))
+	return bucketOf(t.tx, bucketMeta).Put([]byte(name), withChecksum(bucketMeta, []byte(name), text))
 }
 
 // rewrite applies change to the fields of each record of a bucket. Migrations use it.
 func (t *transaction) rewrite(bucket string, change func(fields) error) error {
 	texts := map[string][]byte{}
 	err := bucketOf(t.tx, bucket).ForEach(func(key, value []byte) error {
-		was, err := unseal(bucket, key, value)
+		was, err := verifiedText(bucket, key, value)
 		if err != nil {
 			return err
 		}
@@ -160,25 +160,25 @@ func checksum(bucket string, key, text []byte) uint32 {
 	return crc32.Update(sum, castagnoli, text)
 }
 
-// seal returns the stored value of a text: its checksum and the text.
-func seal(bucket string, key, text []byte) []byte {
+// withChecksum returns the stored value of a text: its checksum and the text.
+func withChecksum(bucket string, key, text []byte) []byte {
 	value := binary.BigEndian.AppendUint32(make([]byte, 0, sumSize+len(text)), checksum(bucket, key, text))
 	return append(value, text...)
 }
 
-// unseal returns the text in a stored value, without copying it. It fails if the checksum is wrong.
-func unseal(bucket string, key, value []byte) ([]byte, error) {
-	if len(value) < sumSize || sealOf(value) != checksum(bucket, key, value[sumSize:]) {
+// verifiedText returns the text in a stored value, without copying it. It fails if the checksum is wrong.
+func verifiedText(bucket string, key, value []byte) ([]byte, error) {
+	if len(value) < sumSize || checksumIn(value) != checksum(bucket, key, value[sumSize:]) {
 		return nil, registry.Errorf(registry.ErrDamaged, "record %s %q fails its checksum", bucket, key)
 	}
 	return value[sumSize:], nil
 }
 
-// sealOf returns the checksum in a stored value.
-func sealOf(value []byte) uint32 { return binary.BigEndian.Uint32(value) }
+// checksumIn returns the checksum in a stored value.
+func checksumIn(value []byte) uint32 { return binary.BigEndian.Uint32(value) }
 
 func decode(bucket string, key, value []byte, into any) error {
-	text, err := unseal(bucket, key, value)
+	text, err := verifiedText(bucket, key, value)
 	if err != nil {
 		return err
 	}
@@ -197,5 +197,5 @@ type tally struct {
 	Sum     uint64 `json:"sum"` // of their checksums, modulo 2^64
 }
 
-func (t *tally) add(value []byte)    { t.Records++; t.Sum += uint64(sealOf(value)) }
-func (t *tally) remove(value []byte) { t.Records--; t.Sum -= uint64(sealOf(value)) }
+func (t *tally) add(value []byte)    { t.Records++; t.Sum += uint64(checksumIn(value)) }
+func (t *tally) remove(value []byte) { t.Records--; t.Sum -= uint64(checksumIn(value)) }

@@ -239,7 +239,7 @@ func checkContent(tx *bolt.Tx) error {
 			if len(key) == 0 || last != nil && bytes.Compare(last, key) >= 0 {
 				return fmt.Errorf("bucket %s: key %q follows %q", name, key, last)
 			}
-			if _, err := unseal(name, key, value); err != nil { // a bucket within a bucket has no value
+			if _, err := verifiedText(name, key, value); err != nil { // a bucket within a bucket has no value
 				return err
 			}
 			sum.add(value)

@@ -49,7 +49,7 @@ func (r reader) Text(record registry.Record) ([]byte, error) {
 
 // decode decodes a stored value, which has the form of the schema.
 func (r reader) decode(bucket registry.Bucket, path, value []byte) (record registry.Record, err error) {
-	text, err := unseal(string(bucket), path, value)
+	text, err := verifiedText(string(bucket), path, value)
 	if err != nil {
 		return nil, err
 	}

@@ -165,17 +165,17 @@ func (t *Tasks) adopt(ctx context.Context, l LivingTask) error {
 		return err
 	}
 	defer unlock()
-	known, err := t.attempt(ctx, l.Task)
+	recorded, err := t.attempt(ctx, l.Task)
 	switch {
 	case err != nil:
 		return err
-	case known != nil && l.Running == (known.Phase == registry.TaskRunning):
-		return nil
-	case known != nil && known.Phase == registry.TaskStopping && l.Running:
+	case recorded != nil && l.Running == (recorded.Phase == registry.TaskRunning):
+		return nil // both say that it runs, or neither does
+	case recorded != nil && recorded.Phase == registry.TaskStopping && l.Running:
 		return nil // the host's list does not say that the task is being stopped
-	case known != nil && !l.Running:
+	case recorded != nil && !l.Running: // recorded as running, but the host has yet to start it
 		return t.exited(ctx, registry.Call{}, l.Task.Key(), l.Task.Attempt, Exit{Code: -1})
-	case known == nil:
+	case recorded == nil:
 		prep, err := t.prepare(l.Task)
 		if err != nil {
 			return err

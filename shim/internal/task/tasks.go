@@ -102,7 +102,8 @@ func (t *Tasks) storeAnswer(ctx context.Context, call registry.Call, answer any)
 	return err
 }
 
-// recordStart records a new attempt, and removes instances of earlier attempts.
+// recordStart records a new attempt together with more records. It ends the supervision of the earlier attempt, removes
+// its instances and closes its connection.
 func (t *Tasks) recordStart(
 	ctx context.Context, at hooks.AllocTask, prep hooks.Preparation, more []registry.Record,
 ) error {
@@ -222,6 +223,7 @@ func (t *Tasks) Started(
 	return t.started(ctx, call, k, attempt, at)
 }
 
+// started is Started for a caller that holds the lock of the task.
 func (t *Tasks) started(
 	ctx context.Context, call registry.Call, k registry.TaskKey, attempt uint64, at registry.BootTime,
 ) error {
