@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -38,7 +39,7 @@ type child struct {
 	pid   int
 	life  *os.File      // a pipe; its closing tells the shim that the host is gone
 	asked atomic.Bool   // this host has ended it
-	done  chan struct{} // closed once it is dead and its output is read
+	done  chan struct{} // closed once it is dead and its output is read, unless the logger blocks
 	exit  *Exit         // readable after done
 }
 
@@ -125,13 +126,17 @@ func fileKind(binary *os.File) string {
 func (c *child) reap(stderr *logWriter) {
 	for errors.Is(unix.Waitid(unix.P_PID, c.pid, nil, unix.WEXITED|unix.WNOWAIT, nil), unix.EINTR) {
 	}
+	asked := c.asked.Load() // a request during drainTime has not ended it
 	_ = unix.Kill(-c.pid, unix.SIGKILL)
-	err := c.cmd.Wait()
-	stderr.endLine()
+	state, err := c.cmd.Process.Wait()
 	_ = c.life.Close()
-	c.exit = newExit(c.pid, c.cmd.ProcessState, err)
-	c.exit.Asked = c.asked.Load()
-	close(c.done)
+	c.exit = newExit(c.pid, state, err)
+	c.exit.Asked = asked
+	report := sync.OnceFunc(func() { close(c.done) })
+	defer report()
+	defer time.AfterFunc(2*drainTime, report).Stop() // a logger that blocks must not hide the death
+	_ = c.cmd.Wait()                                 // ends the output; the process is reaped already
+	stderr.endLine()
 }
 
 // kill sends SIGKILL, which also ends a stopped process. It is no error if the process is dead.

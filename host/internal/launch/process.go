@@ -174,7 +174,8 @@ func (p *Process) Err() error {
 	}
 }
 
-// LastLines returns the last lines that the shim has written to stderr, oldest first. If it is dead, they are complete.
+// LastLines returns the last lines that the shim has written to stderr, oldest first. If it is dead, they are complete,
+// unless the logger blocks.
 func (p *Process) LastLines() []string { return p.runner.stderr.last() }
 
 // Kill ends the process with SIGKILL and returns once it is dead and its files are removed, at the latest when ctx

@@ -161,6 +161,19 @@ func TestTrapT4LogNeverBlocksTheShim(t *testing.T) {
 	}
 }
 
+// Nor does such a logger hide the death of the shim.
+func TestTrapT3BlockedLoggerDoesNotHideADeath(t *testing.T) {
+	t.Parallel()
+	opts, log := logged(t, "plain")
+	log.gate = make(chan struct{})
+	defer close(log.gate)
+	p := start(t, opts)
+	_, err := ask(t.Context(), p.Conn(), "log done")
+	must(t, err)
+	kill(t, p)
+	checkEmpty(t, opts.RunDir)
+}
+
 // T5: output before the handshake breaks it. A shim with package bootstrap cannot break it.
 func TestTrapT5PrintsBeforeTheHandshake(t *testing.T) {
 	t.Parallel()
