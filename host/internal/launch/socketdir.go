@@ -109,8 +109,9 @@ func unlock(lock *os.File) error {
 
 // removeOrphans removes the socket directories in runDir whose host is dead.
 func removeOrphans(runDir string) error {
-	dirs, err := filepath.Glob(filepath.Join(runDir, "shim-[0-9]*"))
-	for _, path := range dirs {
+	dirs, err := fs.Glob(os.DirFS(runDir), "shim-[0-9]*") // runDir itself is no pattern
+	for _, dir := range dirs {
+		path := filepath.Join(runDir, dir)
 		lock, lockErr := lockDir(path)
 		if lockErr != nil {
 			continue // in use, not ours to read, or just gone
