@@ -175,22 +175,28 @@ func Opens(pid int, file string) bool {
 
 // FlockHolders lists the processes that took a flock(2) on file, according to /proc/locks. A process that has exited is
 // listed as long as a child of it has the locked file open.
+//
+// Btrfs has one device in /proc/locks and another in stat(2). If only the inode number is equal, a process is listed if
+// it has the file open.
 func FlockHolders(file string) []int {
 	var st unix.Stat_t
 	if unix.Stat(file, &st) != nil {
 		return nil
 	}
 	table, _ := os.ReadFile("/proc/locks")
-	return flockHolders(string(table), fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino))
+	device := fmt.Sprintf("%02x:%02x", unix.Major(st.Dev), unix.Minor(st.Dev))
+	return flockHolders(string(table), device, st.Ino, func(pid int) bool { return Opens(pid, file) })
 }
 
-func flockHolders(table, inode string) (pids []int) {
+func flockHolders(table, device string, inode uint64, opens func(pid int) bool) (pids []int) {
 	for line := range strings.Lines(table) {
 		f := strings.Fields(line) // 1: FLOCK ADVISORY WRITE 4711 fe:00:12345 0 EOF
-		if len(f) < 6 || f[1] != "FLOCK" || f[5] != inode {
+		if len(f) < 6 || f[1] != "FLOCK" {
 			continue
 		}
-		if pid, err := strconv.Atoi(f[4]); err == nil && pid > 0 {
+		at, same := strings.CutSuffix(f[5], fmt.Sprintf(":%d", inode))
+		pid, err := strconv.Atoi(f[4])
+		if same && err == nil && pid > 0 && (at == device || opens(pid)) {
 			pids = append(pids, pid)
 		}
 	}

@@ -69,8 +69,10 @@ func TestFlockHolderIsNamed(t *testing.T) {
 func TestFlockHoldersIgnoreOtherLocks(t *testing.T) {
 	t.Parallel()
 	table := "1: FLOCK  ADVISORY  WRITE 4711 fe:00:12345 0 EOF\n2: POSIX  ADVISORY  WRITE 8 fe:00:12345 0 EOF\n" +
-		"3: FLOCK  ADVISORY  WRITE 9 fe:00:1234 0 EOF\n4: -> FLOCK ADVISORY WRITE 10 fe:00:12345 0 EOF\nx\n"
-	if got := flockHolders(table, "fe:00:12345"); !slices.Equal(got, []int{4711}) {
+		"3: FLOCK  ADVISORY  WRITE 9 fe:00:1234 0 EOF\n4: -> FLOCK ADVISORY WRITE 10 fe:00:12345 0 EOF\nx\n" +
+		"5: FLOCK  ADVISORY  WRITE 11 00:2a:12345 0 EOF\n6: FLOCK  ADVISORY  WRITE 12 00:2a:12345 0 EOF\n"
+	opens := func(pid int) bool { return pid == 12 } // a file of a file system with two devices
+	if got := flockHolders(table, "fe:00", 12345, opens); !slices.Equal(got, []int{4711, 12}) {
 		t.Errorf("holders %v", got)
 	}
 }
