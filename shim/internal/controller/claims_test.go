@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -123,10 +124,11 @@ func TestTakeRefuses(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := open(t, table{}, c.records...)
+			before, _ := l.claims()
 			_, err := l.Controller.Claim(t.Context(), c.claim)
 			wantErr(t, "", err, c.kind, c.says)
-			if _, events := l.claims(); len(events) != 0 {
-				t.Errorf("stored: %v", events)
+			if after, events := l.claims(); !slices.Equal(after, before) || len(events) != 0 {
+				t.Errorf("stored: %v, %v", after, events)
 			}
 		})
 	}

@@ -159,7 +159,8 @@ func TestRefusedExpansionIsForgotten(t *testing.T) {
 		if v, _ := d.stored(); v.Expansion.Open() || v.Expansion.Code != "" {
 			t.Errorf("%s: recorded: %+v", code, v.Expansion)
 		}
-		d.expect("ControllerExpandVolume vol-data 3145728..0")
+		noErr(t, code, errOf(d.Controller.Expand(t.Context(), registry.Call{}, name, upTo(large, 0))))
+		d.expect("ControllerExpandVolume vol-data 3145728..0", "ControllerExpandVolume vol-data 2097152..0")
 	}
 }
 

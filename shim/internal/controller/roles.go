@@ -80,7 +80,7 @@ func (m *Controller) capable(
 	ctx context.Context, id registry.PluginID, certain bool, c registry.Capability, lacks string,
 ) (registry.Instance, error) {
 	inst, err := m.awaitController(ctx, id, certain)
-	if err == nil && !inst.Fingerprint.Has(c) {
+	if err == nil && (inst.Role != registry.RoleController || !inst.Fingerprint.Has(c)) {
 		err = registry.Errorf(registry.ErrUnsupported, lacks, id, c)
 	}
 	return inst, err

@@ -492,6 +492,15 @@ func TestCreateSendsOnlyWhatWasAnnounced(t *testing.T) {
 	}
 }
 
+func TestNodeOnlyPluginCannotCreate(t *testing.T) {
+	node := with(registry.SnapshotMetadata) // declared by the identity service, and so in the fingerprint of each role
+	node.Role = registry.RoleNode
+	d := open(t, table{registry.RoleNode: node})
+	wantErr(t, "a volume", errOf(d.Controller.Create(t.Context(), call, spec())), registry.ErrUnsupported, "")
+	_, err := d.Controller.capable(t.Context(), key.Plugin, false, registry.SnapshotMetadata, "%s lacks %s")
+	wantErr(t, "blocks of a snapshot", err, registry.ErrUnsupported, "lacks")
+}
+
 func TestRegister(t *testing.T) {
 	known := spec()
 	known.External = key.External
