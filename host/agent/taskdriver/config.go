@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"holdfast/internal/mount"
 	"holdfast/registry"
 )
 
@@ -120,7 +121,8 @@ type execConfig struct {
 }
 
 // Configure reads command, args and work_dir. With TryLimits it warns of limits of the task's resources that this
-// process cannot enforce.
+// process cannot enforce. Otherwise, for a task without an ID, which is only checked, it warns of limits that nothing
+// on this machine can enforce.
 func (r runner) Configure(t *Task, config json.RawMessage) (warnings []string, err error) {
 	var c execConfig
 	if err := Decode("config", config, &c); err != nil {
@@ -134,8 +136,13 @@ func (r runner) Configure(t *Task, config json.RawMessage) (warnings []string, e
 	if err := t.checkFiles(false); err != nil {
 		return warnings, err
 	}
-	if t.TryLimits {
+	switch {
+	case t.TryLimits:
 		warnings = append(warnings, tryLimits(t.Resources)...)
+	case t.ID == "":
+		if table, err := mount.Table(0); err == nil {
+			warnings = append(warnings, missingControllers(t.Resources, table)...)
+		}
 	}
 	return warnings, nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"holdfast/internal/mount"
 	"holdfast/registry"
 )
 
@@ -189,4 +190,29 @@ func (r Resources) Check() error {
 		return registry.Invalid("resources: use cpu or cores, not both")
 	}
 	return nil
+}
+
+// missingControllers returns a warning for each limit whose controller no mounted cgroup hierarchy has.
+func missingControllers(r Resources, table mount.Mounts) (warnings []string) {
+	for _, c := range controllers {
+		limits, _ := c.settings(r)
+		has := func(m mount.Mount) bool { return hasController(m, c.name) }
+		if len(limits) > 0 && !slices.ContainsFunc(table, has) {
+			warnings = append(warnings, fmt.Sprintf("resources: %s is not limited: no mounted cgroup hierarchy has "+
+				"this controller", c.name))
+		}
+	}
+	return warnings
+}
+
+// hasController reports whether a mount is a cgroup hierarchy of either version with a controller.
+func hasController(m mount.Mount, controller string) bool {
+	switch m.FSType {
+	case "cgroup":
+		return slices.Contains(strings.Split(m.Super, ","), controller)
+	case "cgroup2":
+		list, err := os.ReadFile(filepath.Join(m.Point, "cgroup.controllers"))
+		return err == nil && slices.Contains(strings.Fields(string(list)), controller)
+	}
+	return false
 }

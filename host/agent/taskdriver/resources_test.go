@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"holdfast/internal/mount"
 )
 
 func TestSettingsOfResources(t *testing.T) {
@@ -92,6 +94,35 @@ func TestLimitsBelongBesideADelegatedSubgroup(t *testing.T) {
 	}
 	if at := delegatedParent(own); at != unit {
 		t.Errorf("with the attribute: %s", at)
+	}
+}
+
+// A check without cgroups of its own, as that of holdfast validate, warns of controllers that no hierarchy has.
+func TestLimitsWithoutAControllerAreNamed(t *testing.T) {
+	unified := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(unified, "cgroup.controllers"), []byte("cpuset memory pids\n"), 0o600))
+	for name, c := range map[string]struct {
+		table     mount.Mounts
+		unlimited []string
+	}{
+		"none":      {mount.Mounts{{FSType: "tmpfs", Super: "memory,cpu"}}, []string{"memory", "cpu"}},
+		"version 1": {mount.Mounts{{FSType: "cgroup", Super: "rw,cpu,cpuacct"}}, []string{"memory"}},
+		"version 2": {mount.Mounts{{FSType: "cgroup2", Point: unified}}, []string{"cpu"}},
+		"both": {mount.Mounts{{FSType: "cgroup2", Point: unified}, {FSType: "cgroup", Super: "rw,cpu"}},
+			nil},
+	} {
+		warnings := missingControllers(Resources{CPU: 500, Memory: 1}, c.table)
+		var got []string
+		for _, w := range warnings {
+			controller, _, _ := strings.Cut(strings.TrimPrefix(w, "resources: "), " is not limited: ")
+			got = append(got, controller)
+		}
+		if !slices.Equal(got, c.unlimited) {
+			t.Errorf("%s: %q", name, warnings)
+		}
+		if warnings := missingControllers(Resources{}, c.table); warnings != nil {
+			t.Errorf("%s, without limits: %q", name, warnings)
+		}
 	}
 }
 
