@@ -126,7 +126,10 @@ func openCgroups(dirs []string) (f cgroupFiles, err error) {
 			f.tasks = append(f.tasks, tasks)
 			continue
 		}
-		if f.unified, err = os.Open(dir); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			f.unified, err = os.Open(dir)
+		}
+		if err != nil {
 			f.close()
 			return cgroupFiles{}, err
 		}

@@ -167,6 +167,7 @@ func flock(path string, how int) (*os.File, error) {
 // If a power cut has left only the exit of the task, the handle has only the fields that Wait needs to return it.
 func Find(ctx context.Context, dir string) (h Handle, found bool, err error) {
 	err = poll(ctx, pollInterval, func() (known bool, err error) {
+		h, found = Handle{}, false
 		held, err := lock(dir)
 		if errors.Is(err, fs.ErrNotExist) {
 			return true, nil
@@ -175,7 +176,6 @@ func Find(ctx context.Context, dir string) (h Handle, found bool, err error) {
 			return false, err
 		}
 		held.Close() // nil is fine
-		h = Handle{}
 		found, err = readRecord(dir, handleFile, &h)
 		if err != nil || held == nil {
 			return found && h.TaskPID != 0, err
