@@ -279,7 +279,7 @@ func (l *ledger) load() (c ledgerContent, err error) {
 				r := &AllocRecord{}
 				c.allocs[host.AllocID(k)] = r
 				return decode(k, v, r)
-			}), tx.Bucket(engineBucket).ForEach(func(k, v []byte) error {
+			}), forEach(tx.Bucket(engineBucket), func(k, v []byte) error {
 				m := &EngineMount{}
 				c.mounts[host.VolumeID(k)] = m
 				return decode(k, v, m)
@@ -287,6 +287,15 @@ func (l *ledger) load() (c ledgerContent, err error) {
 		})
 	})
 	return c, err
+}
+
+// forEach calls fn for each record of a bucket. nil is the bucket of a ledger that an older version has written, and
+// that is only read.
+func forEach(b *bolt.Bucket, fn func(k, v []byte) error) error {
+	if b == nil {
+		return nil
+	}
+	return b.ForEach(fn)
 }
 
 func decode(k, v []byte, into any) error {

@@ -2,12 +2,15 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	bolt "go.etcd.io/bbolt"
 
 	"holdfast/host/agent/taskdriver"
 	"holdfast/registry"
@@ -33,7 +36,14 @@ func TestDoctorExaminesTheLedger(t *testing.T) {
 	}{
 		"none":    {func(*testing.T, string) {}, "", ""},
 		"healthy": {func(t *testing.T, path string) { _ = open(t, path).close() }, "", ""},
-		"empty":   {func(t *testing.T, path string) { write(t, path, "") }, "", ""},
+		"of an older version": {func(t *testing.T, path string) {
+			l := open(t, path)
+			err := l.db.Update(func(tx *bolt.Tx) error { return tx.DeleteBucket(engineBucket) })
+			if err := errors.Join(err, l.close()); err != nil {
+				t.Fatal(err)
+			}
+		}, "", ""},
+		"empty": {func(t *testing.T, path string) { write(t, path, "") }, "", ""},
 		"garbage": {func(t *testing.T, path string) { write(t, path, strings.Repeat("garbage ", 8192)) },
 			registry.FoundDamage, "invalid database"},
 		"truncated": {func(t *testing.T, path string) {
