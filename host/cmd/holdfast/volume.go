@@ -47,7 +47,8 @@ func newVolumeCreate(p *program, verb, short string,
 				}
 				owner := map[string]string{"create": "plugin", "register": "agent"}[verb]
 				hint := fmt.Sprintf("the %s may still %s the volume; to resume, run with the same flags: %s; "+
-					"to remove it from the records: holdfast volume deregister ID", owner, verb, again)
+					"to see its state: holdfast volume list; "+
+					"to remove its record: holdfast volume deregister --namespace=NAMESPACE ID", owner, verb, again)
 				ctx, client, stop := p.interruptible(c, wait)
 				defer stop()
 				client.OnNode = node
