@@ -39,6 +39,7 @@ type fileTemplate struct {
 	env         bool   // its lines are variables of the task
 	mode        fs.FileMode
 	body        *template.Template
+	advice      string // what to write instead of what the template cannot do
 }
 
 func newTemplate(b templateBlock) (t fileTemplate, err error) {
@@ -65,12 +66,15 @@ func newTemplate(b templateBlock) (t fileTemplate, err error) {
 	if _, err := t.path(nil); err != nil {
 		return t, err
 	}
+	left, right := cmp.Or(b.Left, "{{"), cmp.Or(b.Right, "}}")
+	t.advice = strings.NewReplacer("{{", left, "}}", right).Replace("write the value itself, {{ env \"NAME\" }} for " +
+		"a variable of the task, or {{ file \"/path\" }} for what a file of this machine holds; set left_delimiter " +
+		"and right_delimiter if {{ is part of the text")
 	atStart := func(string) string { return "" } // render replaces it
-	t.body, err = template.New(b.Destination).Delims(b.Left, b.Right).Option("missingkey=error").
+	t.body, err = template.New(b.Destination).Delims(left, right).Option("missingkey=error").
 		Funcs(template.FuncMap{"env": atStart, "file": atStart}).Parse(*b.Data)
 	if err != nil {
-		return t, registry.Errorf(registry.ErrUnsupported, "%w; write the value itself, {{ env \"NAME\" }} for a "+
-			"variable of the task, or {{ file \"/path\" }} for what a file of this machine holds", err)
+		return t, registry.Errorf(registry.ErrUnsupported, "%w; %s", err, t.advice)
 	}
 	return t, nil
 }
@@ -90,9 +94,9 @@ func (t fileTemplate) path(known map[string]string) (string, error) {
 	return path, nil
 }
 
-// render executes the template. known has the values for env.
+// render executes the template. known has the values for env. An error is permanent, unless a file cannot be read.
 func (t fileTemplate) render(ctx context.Context, known map[string]string) (string, error) {
-	var out strings.Builder
+	out, unreadable := boundedText{of: t.destination}, false
 	err := t.body.Funcs(template.FuncMap{
 		"env": func(name string) (string, error) {
 			value, set := known[name]
@@ -104,12 +108,32 @@ func (t fileTemplate) render(ctx context.Context, known map[string]string) (stri
 		"file": func(path string) (string, error) {
 			text, err := secretfile.Read(ctx, path)
 			if err != nil {
+				unreadable = true
 				return "", errors.New(err.Error()) // no kind: the restart policy decides
 			}
 			return string(text), nil
 		},
 	}).Execute(&out, nil)
-	return out.String(), err
+	if err != nil && !unreadable && !errors.Is(err, registry.ErrInvalid) {
+		err = registry.Invalid("%w; %s", err, t.advice)
+	}
+	return out.text.String(), err
+}
+
+// maxText bounds the text of a template, in bytes.
+const maxText = 1 << 20
+
+// boundedText is the text of a template that is being executed. It ends a template that writes in an endless loop.
+type boundedText struct {
+	of   string // its destination
+	text strings.Builder
+}
+
+func (b *boundedText) Write(p []byte) (int, error) {
+	if b.text.Len()+len(p) > maxText {
+		return 0, registry.Invalid("template %s: its text is longer than %d bytes", b.of, maxText)
+	}
+	return b.text.Write(p)
 }
 
 // renderTemplates adds the variables of templates to env and known, and returns the files.

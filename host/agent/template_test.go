@@ -95,12 +95,18 @@ func TestTemplateErrors(t *testing.T) {
 		`[{"destination":"local/x","data":"A=\"hunter2","env":true}]`:    "line 1",
 		`[{"destination":"local/x","data":"{{ env \"A\" | up }}"}]`:      `local/x:1: function "up" not defined`,
 		`[{"destination":"local/x","data":"a {{ env \"A\" "}]`:           "unclosed action",
-		`[{"destination":"local/x","data":"{{ .Data.password }}"}]`:      `nil data; no entry for key "Data"`,
+		`[{"destination":"local/x","data":"{{ .Data.password }}"}]`:      `key "Data"; write the value itself`,
+		`[{"destination":"local/x","data":"{{range 9999999}}x{{end}}"}]`: "local/x: its text is longer than",
 	}
+	cases[`[{"destination":"local/x","data":"[[ key ]]",`+
+		`"left_delimiter":"[[","right_delimiter":"]]"}]`] = `[[ env "NAME" ]]`
 	for _, blocks := range slices.Sorted(maps.Keys(cases)) {
 		_, err := attemptOf(t, nil, blocks)
 		if err == nil || !strings.Contains(err.Error(), cases[blocks]) || strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("%s: %v, want %q", blocks, err, cases[blocks])
+		}
+		if unreadable := strings.Contains(blocks, "/no/such"); permanent(err) == unreadable {
+			t.Errorf("%s: permanent is %t: %v", blocks, !unreadable, err)
 		}
 	}
 }
