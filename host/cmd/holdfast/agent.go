@@ -79,7 +79,8 @@ agent. With Type=notify, the agent tells systemd when it listens.`,
 	return c
 }
 
-// serveUntil serves until ctx ends. With stopTasks it then stops all tasks before it returns, also in the context root.
+// serveUntil serves until ctx ends. With stopTasks, it then stops all tasks before it returns. root outlives ctx and is
+// the context of that stop.
 func serveUntil(
 	ctx, root context.Context, st *service, stopTasks bool, timeout time.Duration, log hclog.Logger,
 ) error {
