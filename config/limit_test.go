@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/hashicorp/hcl/v2"
+	"github.com/hashicorp/hcl/v2/hclsyntax"
 )
 
 // inConfig puts text into a task's config.
@@ -21,6 +24,7 @@ func TestHostileText(t *testing.T) {
 		"templates":     {`x = ` + strings.Repeat(`"${`, 10_000), deep},
 		"directives":    {`x = ` + strings.Repeat(`"%{if `, 5_000), deep},
 		"heredocs":      {strings.Repeat("x = <<A\n${\n", 5_000), deep},
+		"comments":      {strings.Repeat("/* ", 20_000), "this comment is never closed"},
 		"tokens":        {strings.Repeat("a=1\n", 16_000), "more than 30000 tokens"},
 		"one byte more": {strings.Repeat("#", maxBytes+1), "the file has 65537 bytes"},
 		"much of it":    {strings.Repeat("x", 64<<20), "the file has 67108864 bytes"},
@@ -72,6 +76,15 @@ func TestHostileText(t *testing.T) {
 				t.Errorf("%d diagnostics: %.500s\nwant %s", len(ds), got, c.want)
 			}
 		})
+	}
+}
+
+// TestOpenCommentIsOneToken lexes a comment that is never closed. HCL's lexer alone would search it again at each /* in
+// it, which takes seconds.
+func TestOpenCommentIsOneToken(t *testing.T) {
+	tokens := lex([]byte(strings.Repeat("/* ", 20_000)), "x.hcl", hcl.InitialPos)
+	if len(tokens) != 2 || tokens[0].Type != hclsyntax.TokenComment {
+		t.Errorf("%d tokens", len(tokens))
 	}
 }
 

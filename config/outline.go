@@ -49,12 +49,8 @@ type outline struct {
 
 // outlineOf returns the outline of a text. It ends at the first fault.
 func outlineOf(text []byte, name string, start hcl.Pos) *outline {
-	tokens, _ := hclsyntax.LexConfig(text, name, start)
-	tokens = slices.DeleteFunc(tokens, func(t hclsyntax.Token) bool {
-		return t.Type == hclsyntax.TokenComment && !endsLine(t)
-	})
-	o := &outline{text: text, tokens: tokens, suspect: -1, secret: -1}
-	for i, t := range tokens {
+	o := &outline{text: text, tokens: lex(text, name, start), suspect: -1, secret: -1}
+	for i, t := range o.tokens {
 		if i >= maxTokens {
 			o.fail(t.Range, "split it, or move large data out of it", "the file has more than %d tokens", maxTokens)
 		} else {
@@ -66,6 +62,25 @@ func outlineOf(text []byte, name string, start hcl.Pos) *outline {
 	}
 	o.checkClosed()
 	return o
+}
+
+// commentEnd closes a comment that the text does not close. Without it HCL's lexer would read that comment as
+// operators, and search the rest of the text again at each /* in it.
+const commentEnd = " */"
+
+// lex returns the tokens of a text, without the comments that end within a line. A comment that is never closed stays.
+func lex(text []byte, name string, start hcl.Pos) hclsyntax.Tokens {
+	tokens, _ := hclsyntax.LexConfig(slices.Concat(text, []byte(commentEnd)), name, start)
+	length := start.Byte + len(text)
+	end := tokens[len(tokens)-1] // hclsyntax.TokenEOF
+	end.Range.Start.Byte, end.Range.Start.Column = length, end.Range.Start.Column-len(commentEnd)
+	end.Range.End = end.Range.Start
+	tokens = slices.DeleteFunc(tokens, func(t hclsyntax.Token) bool {
+		comment := t.Type == hclsyntax.TokenComment && !bytes.HasSuffix(t.Bytes, []byte("\n"))
+		open := t.Range.End.Byte > length && bytes.HasPrefix(t.Bytes, []byte("/*"))
+		return t.Range.Start.Byte >= length || comment && !open
+	})
+	return append(tokens, end)
 }
 
 // bytesFault returns the error in the size or the characters of a text, or nil.
@@ -91,8 +106,6 @@ func bytesFault(src Source) *fault {
 // changesDirection reports whether r is a bidirectional embedding, override or isolate of Unicode.
 func changesDirection(r rune) bool { return r >= 0x202a && r <= 0x202e || r >= 0x2066 && r <= 0x2069 }
 
-func endsLine(t hclsyntax.Token) bool { return bytes.HasSuffix(t.Bytes, []byte("\n")) }
-
 func (o *outline) fail(at hcl.Range, detail, summary string, args ...any) {
 	o.fault = &fault{at, fmt.Sprintf(summary, args...), detail}
 }
@@ -112,10 +125,6 @@ func (o *outline) add(i int) {
 		o.closeWith(t)
 	case hclsyntax.TokenQuotedNewline:
 		o.neverClosed(t)
-	case hclsyntax.TokenSlash: // HCL reads an open comment as operators
-		if next := o.tokens[i+1]; next.Type == hclsyntax.TokenStar && next.Range.Start == t.Range.End {
-			o.fail(hcl.RangeBetween(t.Range, next.Range), "add the missing */", "this comment is never closed")
-		}
 	case hclsyntax.TokenNumberLit:
 		if e := bytes.IndexAny(t.Bytes, "eE"); e >= 0 && len(bytes.TrimLeft(t.Bytes[e+1:], "+-")) > 4 {
 			o.fail(t.Range, "write it with fewer digits after the e", "this number is too large")
@@ -125,6 +134,11 @@ func (o *outline) add(i int) {
 			o.secret, o.depth = i, len(o.open)
 		}
 	case hclsyntax.TokenNewline, hclsyntax.TokenComment:
+		if bytes.HasPrefix(t.Bytes, []byte("/*")) {
+			at := t.Range
+			at.End = hcl.Pos{Line: at.Start.Line, Column: at.Start.Column + 2, Byte: at.Start.Byte + 2}
+			o.fail(at, "add the missing */", "this comment is never closed")
+		}
 		if o.secret >= 0 && len(o.open) <= o.depth {
 			o.secrets = append(o.secrets, span{o.tokens[o.secret].Range.Start.Byte, t.Range.Start.Byte})
 			o.secret = -1
