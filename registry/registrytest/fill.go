@@ -13,7 +13,7 @@ import (
 // omits are not set. Values of different seeds differ. With it, tests cover fields that are added later.
 func Filled[T any](t testing.TB, seed int) T { return filled[T](t, filler{n: seed * 1000}) }
 
-// FilledWhole is Filled, and also sets fields that JSON omits.
+// FilledWhole is Filled with two elements in each list. It also sets fields that JSON omits.
 func FilledWhole[T any](t testing.TB) T { return filled[T](t, filler{whole: true}) }
 
 func filled[T any](t testing.TB, f filler) (value T) {
@@ -51,7 +51,7 @@ func Record(t testing.TB, b registry.Bucket, seed int) registry.Record {
 // filler sets fields to values that it has not used before.
 type filler struct {
 	n     int
-	whole bool // also fields that JSON omits
+	whole bool // for FilledWhole
 }
 
 func (f *filler) fill(t testing.TB, v reflect.Value) {
@@ -76,8 +76,14 @@ func (f *filler) fill(t testing.TB, v reflect.Value) {
 		v.Set(reflect.New(v.Type().Elem()))
 		f.fill(t, v.Elem())
 	case reflect.Slice:
-		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
-		f.fill(t, v.Index(0))
+		n := 1
+		if f.whole {
+			n = 2
+		}
+		v.Set(reflect.MakeSlice(v.Type(), n, n))
+		for i := range n {
+			f.fill(t, v.Index(i))
+		}
 	case reflect.Map:
 		key, value := reflect.New(v.Type().Key()).Elem(), reflect.New(v.Type().Elem()).Elem()
 		f.fill(t, key)

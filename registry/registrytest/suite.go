@@ -294,17 +294,17 @@ func testDecisions(t *testing.T, open Open) {
 		func(registry.View) (registry.Change, error) { panic("a decision after a refusal") }); err != reason {
 		t.Errorf("error %v is not the refusal", err)
 	}
-	view(t, log, func(v registry.View) {
-		if n := len(v.Allocs()); n != 3 || v.Index() != first+3 {
-			t.Errorf("%d allocs at index %d, want what was decided before the refusal", n, v.Index())
-		}
-	})
 	_, err := registry.Ensure(t.Context(), log,
-		func(registry.View) (registry.Change, error) { return registry.Change{}, reason },
+		func(registry.View) (registry.Change, error) { return putChange(registry.Alloc{ID: "d"}), reason },
 		func(registry.View) (registry.Change, error) { panic("a decision after a refusal") })
 	if err != reason {
 		t.Errorf("Ensure: error %v is not the refusal", err)
 	}
+	view(t, log, func(v registry.View) {
+		if n := len(v.Allocs()); n != 3 || v.Index() != first+3 {
+			t.Errorf("%d allocs at index %d, want what was decided before each refusal", n, v.Index())
+		}
+	})
 }
 
 func testEmptyChange(t *testing.T, open Open) {
