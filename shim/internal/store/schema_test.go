@@ -311,6 +311,18 @@ func TestFailedMigration(t *testing.T) {
 	}
 }
 
+// A migration finds a record that cannot be decoded, although its checksum is right. The error is damage and names it.
+func TestMigrationOfARecordThatIsNoJSON(t *testing.T) {
+	path := goldenCopy(t, 0)
+	raw(t, path, func(w *transaction) error {
+		return w.put(string(registry.BucketInstances), []byte("x"), []byte("{"))
+	})
+	_, err := Open(t.Context(), Options{Path: path, schema: &tested})
+	if !errors.Is(err, registry.ErrDamaged) || !strings.Contains(err.Error(), `record instances "x"`) {
+		t.Errorf("open: %v", err)
+	}
+}
+
 // This build and a later one within the window open the file in turn, and both commit. Data that only the later build
 // knows is kept.
 func TestSchemaIsMigratedUpAndReadDown(t *testing.T) {

@@ -127,15 +127,17 @@ func (t *transaction) setMeta(name string, v any) error {
 func (t *transaction) rewrite(bucket string, change func(fields) error) error {
 	texts := map[string][]byte{}
 	err := bucketOf(t.tx, bucket).ForEach(func(key, value []byte) error {
-		was, err := verifiedText(bucket, key, value)
-		if err != nil {
+		var record fields
+		if err := decode(bucket, key, value, &record); err != nil {
 			return err
 		}
-		text, err := reshaped(was, change)
-		if err == nil && !bytes.Equal(text, was) {
+		if err := change(record); err != nil {
+			return err
+		}
+		if text := encode(record); !bytes.Equal(text, value[sumSize:]) {
 			texts[string(key)] = text
 		}
-		return err
+		return nil
 	})
 	if err != nil {
 		return err
