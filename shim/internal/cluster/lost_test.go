@@ -355,10 +355,12 @@ func TestFencedNodeThatIsBackEndsItsCalls(t *testing.T) {
 	b.see(t, "the end of the call", func(v registry.View) bool { e, _ := v.Executor("p"); return len(e.Former) == 0 })
 }
 
-// TestSilentEtcdDelaysOnlyDecisions loses every answer of etcd. A commit of the node's own records succeeds. A commit
-// of shared records, or its refusal, ends with its caller's deadline, and says since when etcd has not answered.
+// TestSilentEtcdDelaysOnlyDecisions loses every answer of etcd. A commit of the node's own records succeeds, and all
+// records can be read. A commit of shared records, or its refusal, ends with its caller's deadline, and says since when
+// etcd has not answered.
 func TestSilentEtcdDelaysOnlyDecisions(t *testing.T) {
 	n := newNode(t, parallelWithEtcd(t), "n")
+	registrytest.Put(t, n, claim("vol", "earlier"))
 	var silent atomic.Bool
 	silent.Store(true)
 	n.kv = losing(n.kv, silent.Load)
@@ -378,6 +380,11 @@ func TestSilentEtcdDelaysOnlyDecisions(t *testing.T) {
 	if !errors.Is(err, registry.ErrUnavailable) {
 		t.Errorf("a refusal that could not be confirmed: %v", err)
 	}
+	look(t, n, func(v registry.View) {
+		if len(v.AllClaims()) != 1 || len(v.AllRefs()) != 1 {
+			t.Errorf("claims %v, refs %v", v.AllClaims(), v.AllRefs())
+		}
+	})
 	ctx, cancel = context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	if err := commit(ctx, c); err == nil || !strings.Contains(err.Error(), "etcd has not answered since 20") {
