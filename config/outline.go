@@ -93,14 +93,24 @@ func bytesFault(src Source) *fault {
 	case zero >= 0:
 		return &fault{at(zero, 1), "the file contains a NUL byte", "is this a text file, in UTF-8?"}
 	case !utf8.Valid(src.Text):
-		return &fault{at(bytes.IndexRune(src.Text, utf8.RuneError), 1), "the file is not valid UTF-8 here",
-			"save it as UTF-8"}
+		return &fault{at(invalidUTF8(src.Text), 1), "the file is not valid UTF-8 here", "save it as UTF-8"}
 	}
 	if i := bytes.IndexFunc(src.Text, changesDirection); i >= 0 {
 		return &fault{at(i, 3), "the file contains an invisible character that changes the direction of text",
 			"remove it: it makes text read other than it is"}
 	}
 	return nil
+}
+
+// invalidUTF8 returns the offset of the first byte that is not UTF-8. bytes.IndexRune would also find a valid U+FFFD.
+func invalidUTF8(text []byte) (at int) {
+	for {
+		r, n := utf8.DecodeRune(text[at:])
+		if r == utf8.RuneError && n <= 1 {
+			return at
+		}
+		at += n
+	}
 }
 
 // changesDirection reports whether r is a bidirectional embedding, override or isolate of Unicode.

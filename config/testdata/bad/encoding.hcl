@@ -1,3 +1,3 @@
 job "x" {
-  name = "aÿb"
+  name = "ï¿½aÿb"
 }
