@@ -59,7 +59,7 @@ func (f *Fleet) SnapshotBlocks(
 		}
 		return page(out)
 	}
-	_, err := f.call(ctx, r.RPC(), at, req, r.Private.known,
+	_, err := f.call(ctx, r.RPC(), at, req, r.Private.asFunc,
 		func(ctx context.Context, in registry.Instance, l *link, trace *callTrace) error {
 			method := "/csi.v1." + serviceOf(in.Role, r.RPC()) + "/" + string(r.RPC())
 			if r.Base != "" {

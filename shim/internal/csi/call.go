@@ -31,28 +31,29 @@ func serviceOf(role registry.Role, rpc registry.RPC) string {
 	return services[role]
 }
 
-// send makes one unary call to the instance. more may be nil.
+// send makes one unary call to the instance. private may be nil.
 func (f *Fleet) send(
-	ctx context.Context, rpc registry.RPC, at registry.InstanceKey, req, reply proto.Message, more PrivateFunc,
+	ctx context.Context, rpc registry.RPC, at registry.InstanceKey, req, reply proto.Message, private PrivateFunc,
 ) error {
-	_, err := f.call(ctx, rpc, at, req, more,
+	_, err := f.call(ctx, rpc, at, req, private,
 		func(ctx context.Context, in registry.Instance, l *link, trace *callTrace) error {
 			return l.invoke(ctx, trace, serviceOf(in.Role, rpc), rpc, req, reply)
 		})
 	return err
 }
 
-// call makes one call to the instance. The text of its error has no secret: none of the request, none that more
-// returns, and none that the plugin was ever sent. The error is a *registry.CallError, or the error inside a refusal.
+// call makes one call to the instance with invoke. req is the request, whose secrets are remembered for the plugin. The
+// error is a *registry.CallError, or the error inside a replyError. The text of a CallError has no secret: none of the
+// request, none that private returns, and none that the plugin was sent before.
 func (f *Fleet) call(
-	ctx context.Context, rpc registry.RPC, at registry.InstanceKey, req proto.Message, more PrivateFunc,
+	ctx context.Context, rpc registry.RPC, at registry.InstanceKey, req proto.Message, private PrivateFunc,
 	invoke invocation,
 ) (*callTrace, error) {
 	sent := f.secretsOf(at.Plugin)
 	sent.add(secretsIn(req))
 	trace := &callTrace{}
-	c, in, err := f.of(at)
-	defer c.done()
+	c, in, err := f.beginCall(at)
+	defer c.endCall()
 	if err != nil {
 		unsent := status.Error(codes.Unavailable, err.Error())
 		return trace, failure(rpc, at, unsent, trace, sent.redactorOf(ctx, req, nil))
@@ -60,21 +61,21 @@ func (f *Fleet) call(
 	if trace, err = c.deliver(ctx, in, invoke); err == nil {
 		return trace, nil
 	}
-	if r, is := errors.AsType[refusal](err); is {
+	if r, is := errors.AsType[replyError](err); is {
 		return trace, r.error
 	}
-	c.recheck(err)
+	c.markOutdated(err)
 	if !trace.sent.Load() && !trace.answered.Load() { // the error's text is not from the plugin
-		more = nil
+		private = nil
 	}
-	return trace, failure(rpc, at, err, trace, sent.redactorOf(ctx, req, more))
+	return trace, failure(rpc, at, err, trace, sent.redactorOf(ctx, req, private))
 }
 
-// refusal wraps the error of a caller that refuses further messages of an answer.
-type refusal struct{ error }
+// replyError wraps an error of the function that receives the messages of an answer. It ends the call.
+type replyError struct{ error }
 
-// recheck marks the plugin's description as outdated if the answer may contradict it.
-func (c *Conn) recheck(err error) {
+// markOutdated marks the plugin's description as outdated if the error of a call may contradict it.
+func (c *Conn) markOutdated(err error) {
 	switch status.Code(err) {
 	case codes.ResourceExhausted, // the node may be full: its max_volumes_per_node may have changed
 		codes.Unimplemented: // a capability may be gone: the process may be of another version
@@ -88,7 +89,8 @@ const maxTries = 3
 // invocation makes one call to an instance over a link.
 type invocation func(ctx context.Context, in registry.Instance, l *link, trace *callTrace) error
 
-// deliver makes the call over a link on which the plugin has described itself.
+// deliver makes the call over a link on which the plugin has described itself. If the link is lost before the call was
+// sent, it tries again over a new link, maxTries times in all.
 func (c *Conn) deliver(
 	ctx context.Context, in registry.Instance, invoke invocation,
 ) (trace *callTrace, err error) {
@@ -104,6 +106,7 @@ func (c *Conn) deliver(
 	return trace, err
 }
 
+// deliverOver makes the call over one link. If ctx ends after the call was sent, it marks the link as cut.
 func (c *Conn) deliverOver(
 	ctx context.Context, l *link, in registry.Instance, invoke invocation,
 ) (*callTrace, error) {
@@ -138,20 +141,20 @@ func (c *Conn) identify(ctx context.Context, l *link, in registry.Instance) erro
 // ask makes one call that changes nothing and does not belong to an instance.
 func (c *Conn) ask(ctx context.Context, l *link, service string, rpc registry.RPC, req, reply proto.Message) error {
 	if err := l.invoke(ctx, &callTrace{}, service, rpc, req, reply); err != nil {
-		return c.refusal(rpc, err)
+		return c.askError(rpc, err)
 	}
 	return nil
 }
 
-// refusal returns the error of a call that belongs to no instance.
-func (c *Conn) refusal(rpc registry.RPC, err error) error {
+// askError returns the error of a call that belongs to no instance.
+func (c *Conn) askError(rpc registry.RPC, err error) error {
 	text, kind := classify(err, c.secrets.redactor(nil))
 	return registry.Errorf(kind, "%s: %s: %s", rpc, codeName(err), text)
 }
 
 // callTrace records how far a call has come.
 type callTrace struct {
-	sent     atomic.Bool // the request was handed to the transport, so the plugin may read it
+	sent     atomic.Bool // the request was handed to the transport, so the plugin may have read it
 	answered atomic.Bool // the plugin's own status has come, which ends the answer
 	method   string      // in full; set by statsHandler
 }

@@ -41,9 +41,9 @@ func capabilities(list []registry.VolumeCapability, fs string, flags registry.Fl
 	return out
 }
 
-// confirmed returns the capabilities in a plugin's list. It leaves out entries that are neither file system nor block
-// device, and entries with an access mode that this build does not know.
-func confirmed(list []*csi.VolumeCapability) (out []registry.VolumeCapability) {
+// knownCapabilities returns the capabilities in a plugin's list. It leaves out entries that are neither file system nor
+// block device, and entries with an access mode that this build does not know.
+func knownCapabilities(list []*csi.VolumeCapability) (out []registry.VolumeCapability) {
 	for _, c := range list {
 		mode := registry.AccessMode(strings.ToLower(strings.ReplaceAll(c.GetAccessMode().GetMode().String(), "_", "-")))
 		switch {

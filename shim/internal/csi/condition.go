@@ -14,9 +14,9 @@ const (
 	messageField   protowire.Number = 2 // of VolumeCondition
 )
 
-// condition returns the VolumeCondition in m, or nil if m has no readable one. shown returns the redactor for its
-// message.
-func condition(m proto.Message, shown func() redactor) *registry.Condition {
+// condition returns the VolumeCondition in m, or nil if m has no readable one. The message of a condition that is not
+// abnormal is dropped. getRedactor returns the redactor for the message.
+func condition(m proto.Message, getRedactor func() redactor) *registry.Condition {
 	abnormal, message, found := decodeCondition(m.ProtoReflect().GetUnknown())
 	switch {
 	case !found:
@@ -24,7 +24,7 @@ func condition(m proto.Message, shown func() redactor) *registry.Condition {
 	case !abnormal:
 		return &registry.Condition{}
 	}
-	return &registry.Condition{Abnormal: true, Message: shown().redact(message)}
+	return &registry.Condition{Abnormal: true, Message: getRedactor().redact(message)}
 }
 
 // decodeCondition reads VolumeCondition from the unknown fields of a message.

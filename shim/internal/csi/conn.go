@@ -81,8 +81,8 @@ func (c *Conn) stopLinks() *link {
 	return c.link
 }
 
-// sever shuts the socket down if a call on it was cut off, so that the plugin learns of that first. It does not wait
-// for goroutines. The caller calls close afterwards.
+// sever prevents new links. If a call on the current link was cut off, it also shuts the socket down, so that the plugin
+// learns of that before the caller goes on. It does not wait for goroutines. The caller calls close afterwards.
 func (c *Conn) sever() {
 	if l := c.stopLinks(); l != nil && l.cut.Load() {
 		hangUp(l.socket)
@@ -137,7 +137,8 @@ func (c *Conn) current() *link {
 	return nil
 }
 
-// errSilent means that a process listens but does not speak gRPC.
+// errSilent means that a process listens, but that no gRPC connection to it was made: it does not speak gRPC, or it did
+// not accept the connection within dialLimit.
 var errSilent = errors.New("the listener does not speak gRPC")
 
 // newLink makes a link. Until dialLimit it tries again if the queue of the listener is full (a slow plugin), or if a
@@ -152,7 +153,7 @@ func (c *Conn) newLink() (*link, error) {
 		socket, err := c.dial(ctx, c.path)
 		if err == nil {
 			if l, err := newLink(ctx, c, socket); err == nil {
-				return l, c.use(l)
+				return l, c.setLink(l)
 			}
 		} else if ctx.Err() == nil && !errors.Is(err, syscall.EAGAIN) {
 			return nil, err
@@ -168,14 +169,15 @@ func (c *Conn) newLink() (*link, error) {
 	return nil, fmt.Errorf("connect to %s within %v: %w", c.path, dialLimit, errSilent)
 }
 
-func (c *Conn) use(l *link) error {
+// setLink makes l the current link. If the Conn is closed, it closes l and returns errClosed.
+func (c *Conn) setLink(l *link) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ctx.Err() != nil {
 		_ = l.cc.Close()
 		return errClosed
 	}
-	c.link = l // the link before closes itself when its socket closes
+	c.link = l // the previous link closes itself when its socket closes
 	c.changes.Add(1)
 	return nil
 }
@@ -210,13 +212,13 @@ type link struct {
 	cut    atomic.Bool            // a call that the plugin may have read was cut off
 	driver atomic.Pointer[string] // the name that the plugin reports; nil: not known yet
 
-	mu   sync.Mutex // guards said
-	said map[registry.Role]registry.Fingerprint
+	mu        sync.Mutex                             // guards described
+	described map[registry.Role]registry.Fingerprint // as the plugin described itself over this link
 }
 
 // newLink speaks gRPC over the socket, which the link owns from now on. It returns once the plugin has answered.
 func newLink(ctx context.Context, c *Conn, socket net.Conn) (*link, error) {
-	l := &link{socket: socket, said: map[registry.Role]registry.Fingerprint{}}
+	l := &link{socket: socket, described: map[registry.Role]registry.Fingerprint{}}
 	var dialled atomic.Bool
 	cc, err := grpc.NewClient("passthrough:///"+c.path,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -263,19 +265,20 @@ func (s *ownSocket) Close() error { defer s.closed(); return s.Conn.Close() }
 
 func (l *link) up() bool { return l.cc.GetState() == connectivity.Ready }
 
-// describedAs reports whether the plugin has described itself over this link as the registered instance.
+// describedAs reports whether the plugin has described itself over this link as the registered instance: with the same
+// name, node ID and capabilities.
 func (l *link) describedAs(in registry.Instance) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	said, known := l.said[in.Role]
-	return known && said.Provider == in.Fingerprint.Provider && said.NodeID == in.Fingerprint.NodeID &&
-		slices.Equal(said.Capabilities, in.Fingerprint.Capabilities)
+	now, known := l.described[in.Role]
+	return known && now.Provider == in.Fingerprint.Provider && now.NodeID == in.Fingerprint.NodeID &&
+		slices.Equal(now.Capabilities, in.Fingerprint.Capabilities)
 }
 
 func (l *link) setDescription(found map[registry.Role]registry.Fingerprint) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for role, f := range found {
-		l.said[role] = f
+		l.described[role] = f
 	}
 }

@@ -64,7 +64,7 @@ func contentSource(s registry.Source) *csi.VolumeContentSource {
 // Delete sends DeleteVolume.
 func (f *Fleet) Delete(ctx context.Context, at registry.InstanceKey, r DeleteRequest) error {
 	req := &csi.DeleteVolumeRequest{VolumeId: string(r.VolumeID), Secrets: reveal(r.Secrets)}
-	return f.send(ctx, registry.DeleteVolumeRPC, at, req, &csi.DeleteVolumeResponse{}, r.Private.known)
+	return f.send(ctx, registry.DeleteVolumeRPC, at, req, &csi.DeleteVolumeResponse{}, r.Private.asFunc)
 }
 
 // Attach sends ControllerPublishVolume. It returns the publish context.
@@ -89,7 +89,7 @@ func (f *Fleet) Detach(ctx context.Context, at registry.InstanceKey, r DetachReq
 		VolumeId: string(r.VolumeID), NodeId: string(r.Node), Secrets: reveal(r.Secrets),
 	}
 	return f.send(ctx, registry.ControllerUnpublishRPC, at, req, &csi.ControllerUnpublishVolumeResponse{},
-		r.Private.known)
+		r.Private.asFunc)
 }
 
 // Expand sends ControllerExpandVolume.
@@ -99,7 +99,7 @@ func (f *Fleet) Expand(ctx context.Context, at registry.InstanceKey, r ExpandReq
 		VolumeCapability: usageCapability(r.Usage),
 	}
 	var reply csi.ControllerExpandVolumeResponse
-	err := f.send(ctx, registry.ControllerExpandRPC, at, req, &reply, r.Private.known)
+	err := f.send(ctx, registry.ControllerExpandRPC, at, req, &reply, r.Private.asFunc)
 	return Expanded{Capacity: reply.GetCapacityBytes(), Node: reply.GetNodeExpansionRequired()}, err
 }
 
@@ -108,7 +108,7 @@ func (f *Fleet) Modify(ctx context.Context, at registry.InstanceKey, r ModifyReq
 	req := &csi.ControllerModifyVolumeRequest{
 		VolumeId: string(r.VolumeID), MutableParameters: r.Mutable, Secrets: reveal(r.Secrets),
 	}
-	return f.send(ctx, registry.ControllerModifyRPC, at, req, &csi.ControllerModifyVolumeResponse{}, r.Private.known)
+	return f.send(ctx, registry.ControllerModifyRPC, at, req, &csi.ControllerModifyVolumeResponse{}, r.Private.asFunc)
 }
 
 // validateRPC names a call that changes nothing.
@@ -124,8 +124,8 @@ func (f *Fleet) Validate(ctx context.Context, at registry.InstanceKey, r Validat
 	var reply csi.ValidateVolumeCapabilitiesResponse
 	err := f.send(ctx, validateRPC, at, req, &reply, nil)
 	return Validated{
-		Confirmed: confirmed(reply.GetConfirmed().GetVolumeCapabilities()),
-		Message:   f.shown(ctx, at, req, nil)().redact(reply.GetMessage()),
+		Confirmed: knownCapabilities(reply.GetConfirmed().GetVolumeCapabilities()),
+		Message:   f.lazyRedactor(ctx, at, req, nil)().redact(reply.GetMessage()),
 	}, err
 }
 
@@ -192,6 +192,6 @@ func (f *Fleet) entry(
 	for _, node := range status.GetPublishedNodeIds() {
 		e.Nodes = append(e.Nodes, registry.NodeID(node))
 	}
-	e.Condition = condition(status, f.shown(ctx, at, req, nil))
+	e.Condition = condition(status, f.lazyRedactor(ctx, at, req, nil))
 	return e
 }

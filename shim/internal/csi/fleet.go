@@ -32,8 +32,7 @@ type Fleet struct {
 // Dial connects to a socket by its path.
 type Dial func(ctx context.Context, path string) (net.Conn, error)
 
-// New returns a fleet without connections. If instances is nil, only Connect and Preconnect may be used until
-// SetInstances.
+// New returns a fleet without connections. If instances is nil, no call may be made to an instance before SetInstances.
 func New(instances Instances, o Observer) *Fleet {
 	f := NewDialing(instances, dial)
 	f.observer = o
@@ -81,10 +80,10 @@ func (f *Fleet) connect(id registry.PluginID, t registry.TaskKey, at registry.En
 	return c, nil
 }
 
-// of returns the instance and the connection to its task. An instance leaves the table before its connection is closed.
-// of looks up both under one lock, so no call can open a connection that is never closed. The caller calls done of the
-// connection at the end of its call, also after an error.
-func (f *Fleet) of(k registry.InstanceKey) (*Conn, registry.Instance, error) {
+// beginCall returns the instance and the connection to its task, and counts the call as running. After an error the
+// connection is nil. An instance leaves the table before its connection is closed. beginCall looks up both under one
+// lock, so no call can open a connection that is never closed. The caller calls endCall at the end of its call.
+func (f *Fleet) beginCall(k registry.InstanceKey) (*Conn, registry.Instance, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	in, known := f.instances.Get(k)
@@ -98,8 +97,8 @@ func (f *Fleet) of(k registry.InstanceKey) (*Conn, registry.Instance, error) {
 	return c, in, err
 }
 
-// done ends a call for which of has returned the connection. The connection may be nil.
-func (c *Conn) done() {
+// endCall ends a call for which beginCall has returned the connection. The connection may be nil.
+func (c *Conn) endCall() {
 	if c != nil {
 		c.running.Add(-1)
 	}
@@ -140,7 +139,8 @@ func (f *Fleet) SetInstances(instances Instances, serves func(registry.TaskKey) 
 }
 
 // Preconnect connects to a task's plugin before the connection is needed, and makes the plugin describe itself in the
-// roles of the instances. If the plugin differs from them, the connection is closed.
+// roles of the instances, of which there is at least one. If the plugin does not answer, or differs from the instances,
+// Preconnect closes the connection. It returns an error only if the plugin does not answer Probe or cannot be reached.
 func (f *Fleet) Preconnect(ctx context.Context, t registry.TaskKey, instances []registry.Instance) error {
 	c, err := f.Connect(instances[0].Plugin, t, instances[0].Endpoint)
 	if err != nil {
@@ -160,26 +160,26 @@ func (f *Fleet) Preconnect(ctx context.Context, t registry.TaskKey, instances []
 	return err
 }
 
-// End ends the fleet after all calls have ended: nothing is sent afterwards. If a call was cut off, End shuts the
-// plugin's socket down, so that the plugin learns of it before the next shim can call it. rest closes the remaining
-// connections, which carry no call.
+// End ends the fleet: nothing is sent afterwards. The caller has waited for all calls to end. If a call was cut off, End
+// shuts the plugin's socket down, so that the plugin learns of that before the next shim can call the plugin. rest
+// closes all connections.
 func (f *Fleet) End() (rest func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.ended = true
-	idle := f.conns
+	conns := f.conns
 	f.conns = map[registry.TaskKey]*Conn{}
-	for _, c := range idle {
+	for _, c := range conns {
 		c.sever()
 	}
 	return func() {
-		for _, c := range idle {
+		for _, c := range conns {
 			c.close()
 		}
 	}
 }
 
-// CloseAll ends every connection for good.
+// CloseAll ends the fleet and closes every connection.
 func (f *Fleet) CloseAll() { f.End()() }
 
 // secretsOf returns the secrets that were sent to the plugin.

@@ -22,7 +22,7 @@ func (f *Fleet) CreateGroupSnapshot(
 	ctx context.Context, at registry.InstanceKey, r CreateSnapshotRequest,
 ) (GroupSnapshot, error) {
 	req := &csi.CreateVolumeGroupSnapshotRequest{
-		Name: r.Name, SourceVolumeIds: texts(r.Volumes), Parameters: r.Parameters, Secrets: reveal(r.Secrets),
+		Name: r.Name, SourceVolumeIds: idStrings(r.Volumes), Parameters: r.Parameters, Secrets: reveal(r.Secrets),
 	}
 	var reply csi.CreateVolumeGroupSnapshotResponse
 	err := f.send(ctx, registry.CreateGroupSnapshotRPC, at, req, &reply, nil)
@@ -32,10 +32,10 @@ func (f *Fleet) CreateGroupSnapshot(
 // DeleteGroupSnapshot sends DeleteVolumeGroupSnapshot.
 func (f *Fleet) DeleteGroupSnapshot(ctx context.Context, at registry.InstanceKey, r SnapshotRequest) error {
 	req := &csi.DeleteVolumeGroupSnapshotRequest{
-		GroupSnapshotId: string(r.Snapshot), SnapshotIds: texts(r.Members), Secrets: reveal(r.Secrets),
+		GroupSnapshotId: string(r.Snapshot), SnapshotIds: idStrings(r.Members), Secrets: reveal(r.Secrets),
 	}
 	return f.send(ctx, registry.DeleteGroupSnapshotRPC, at, req, &csi.DeleteVolumeGroupSnapshotResponse{},
-		r.Private.known)
+		r.Private.asFunc)
 }
 
 // GetGroupSnapshot sends GetVolumeGroupSnapshot.
@@ -43,10 +43,10 @@ func (f *Fleet) GetGroupSnapshot(
 	ctx context.Context, at registry.InstanceKey, r SnapshotRequest,
 ) (GroupSnapshot, error) {
 	req := &csi.GetVolumeGroupSnapshotRequest{
-		GroupSnapshotId: string(r.Snapshot), SnapshotIds: texts(r.Members), Secrets: reveal(r.Secrets),
+		GroupSnapshotId: string(r.Snapshot), SnapshotIds: idStrings(r.Members), Secrets: reveal(r.Secrets),
 	}
 	var reply csi.GetVolumeGroupSnapshotResponse
-	err := f.send(ctx, registry.GetGroupSnapshotRPC, at, req, &reply, r.Private.known)
+	err := f.send(ctx, registry.GetGroupSnapshotRPC, at, req, &reply, r.Private.asFunc)
 	return groupSnapshot(reply.GetGroupSnapshot()), err
 }
 
@@ -61,7 +61,7 @@ func groupSnapshot(m *csi.VolumeGroupSnapshot) GroupSnapshot {
 	return out
 }
 
-func texts(ids []registry.ExternalID) (out []string) {
+func idStrings(ids []registry.ExternalID) (out []string) {
 	for _, id := range ids {
 		out = append(out, string(id))
 	}

@@ -21,7 +21,7 @@ type HealthRequest struct {
 	Private     PrivateFunc                     // may be nil
 }
 
-// HealthPage is a page of volumes with their health. A volume without a condition is left out.
+// HealthPage is a page of volumes with their health. Volumes of which the plugin reports no condition are left out.
 type HealthPage struct {
 	Volumes map[registry.ExternalID]registry.Condition
 	Next    string // token; empty: it is the last
@@ -38,7 +38,7 @@ func (f *Fleet) NodeHealth(
 	if err := f.send(ctx, registry.NodeHealthRPC, at, req, &reply, r.Private); err != nil {
 		return registry.Condition{}, err
 	}
-	return healthOf(registry.NodeHealthRPC, at, r, reply.GetVolumeHealth(), f.shown(ctx, at, req, r.Private))
+	return healthOf(registry.NodeHealthRPC, at, r, reply.GetVolumeHealth(), f.lazyRedactor(ctx, at, req, r.Private))
 }
 
 // ControllerHealth sends ControllerGetVolumeHealth.
@@ -50,13 +50,14 @@ func (f *Fleet) ControllerHealth(
 	if err := f.send(ctx, registry.ControllerHealthRPC, at, req, &reply, r.Private); err != nil {
 		return registry.Condition{}, err
 	}
-	return healthOf(registry.ControllerHealthRPC, at, r, reply.GetVolumeHealth(), f.shown(ctx, at, req, r.Private))
+	return healthOf(registry.ControllerHealthRPC, at, r, reply.GetVolumeHealth(),
+		f.lazyRedactor(ctx, at, req, r.Private))
 }
 
 // healthOf returns the condition in the answer about one volume. An answer without one, or about another volume, is an
 // error.
 func healthOf(
-	rpc registry.RPC, at registry.InstanceKey, r HealthRequest, h *csi.VolumeHealth, shown func() redactor,
+	rpc registry.RPC, at registry.InstanceKey, r HealthRequest, h *csi.VolumeHealth, getRedactor func() redactor,
 ) (registry.Condition, error) {
 	if h == nil || h.GetVolumeId() != string(r.VolumeID) {
 		return registry.Condition{}, &registry.CallError{
@@ -64,7 +65,7 @@ func healthOf(
 			Detail: fmt.Sprintf("the plugin's answer is not about volume %q", r.VolumeID),
 		}
 	}
-	return volumeHealth(h, shown), nil
+	return volumeHealth(h, getRedactor), nil
 }
 
 // ListHealth returns one page of ControllerListVolumeHealth.
@@ -73,9 +74,9 @@ func (f *Fleet) ListHealth(ctx context.Context, at registry.InstanceKey, token s
 	var reply csi.ControllerListVolumeHealthResponse
 	err = f.send(ctx, registry.ListHealthRPC, at, req, &reply, nil)
 	page = HealthPage{Next: reply.GetNextToken(), Volumes: map[registry.ExternalID]registry.Condition{}}
-	shown := f.shown(ctx, at, req, nil)
+	getRedactor := f.lazyRedactor(ctx, at, req, nil)
 	for _, h := range reply.GetEntries() {
-		page.Volumes[registry.ExternalID(h.GetVolumeId())] = volumeHealth(h, shown)
+		page.Volumes[registry.ExternalID(h.GetVolumeId())] = volumeHealth(h, getRedactor)
 	}
 	return page, err
 }
@@ -105,7 +106,7 @@ func (f *Fleet) VolumeCondition(
 	if err != nil || reply.GetStatus() == nil {
 		return nil, err
 	}
-	return condition(reply.GetStatus(), f.shown(ctx, at, req, r.Private)), nil
+	return condition(reply.GetStatus(), f.lazyRedactor(ctx, at, req, r.Private)), nil
 }
 
 // StorageHealth sends NodeGetStorageHealth.
@@ -115,38 +116,39 @@ func (f *Fleet) StorageHealth(ctx context.Context, at registry.InstanceKey) (reg
 	if err := f.send(ctx, registry.StorageHealthRPC, at, req, &reply, nil); err != nil {
 		return registry.Condition{}, err
 	}
-	var list []trouble
+	var list []healthEntry
 	for _, b := range bounded(reply.GetBackendHealth()) {
 		status, known := csi.StorageHealthErrorType_name[int32(b.GetStatus())]
-		list = append(list, trouble{known && b.GetStatus() != 0, status, b.GetReason(), b.GetMessage()})
+		list = append(list, healthEntry{known && b.GetStatus() != 0, status, b.GetReason(), b.GetMessage()})
 	}
-	return conditionOf(list, f.shown(ctx, at, req, nil)), nil
+	return conditionOf(list, f.lazyRedactor(ctx, at, req, nil)), nil
 }
 
-func volumeHealth(h *csi.VolumeHealth, shown func() redactor) registry.Condition {
-	var list []trouble
+// volumeHealth returns the condition of one volume. A volume without statuses is healthy.
+func volumeHealth(h *csi.VolumeHealth, getRedactor func() redactor) registry.Condition {
+	var list []healthEntry
 	for _, e := range bounded(h.GetHealthStatuses()) {
 		status, known := csi.VolumeHealthErrorType_name[int32(e.GetStatus())]
-		list = append(list, trouble{known && e.GetStatus() != 0, status, e.GetReason(), e.GetMessage()})
+		list = append(list, healthEntry{known && e.GetStatus() != 0, status, e.GetReason(), e.GetMessage()})
 	}
-	return conditionOf(list, shown)
+	return conditionOf(list, getRedactor)
 }
 
-// trouble is a VolumeHealthEntry or a StorageBackendHealth.
-type trouble struct {
-	known                   bool // this build knows the status
+// healthEntry is a VolumeHealthEntry or a StorageBackendHealth.
+type healthEntry struct {
+	known                   bool // this build knows the status, and it is not the zero value
 	status, reason, message string
 }
 
 // conditionOf joins the entries of a plugin into one condition. It ignores a status that this build does not know. CSI
 // demands that, and demands that the plugin also reports the statuses of earlier versions
-// (VolumeHealth.health_statuses). shown is called only if there are texts, because it may resolve secrets.
-func conditionOf(list []trouble, shown func() redactor) registry.Condition {
-	list = slices.DeleteFunc(list, func(t trouble) bool { return !t.known })
+// (VolumeHealth.health_statuses). getRedactor is called only if there are texts, because it may resolve secrets.
+func conditionOf(list []healthEntry, getRedactor func() redactor) registry.Condition {
+	list = slices.DeleteFunc(list, func(t healthEntry) bool { return !t.known })
 	if len(list) == 0 {
 		return registry.Condition{}
 	}
-	slices.SortFunc(list, func(a, b trouble) int {
+	slices.SortFunc(list, func(a, b healthEntry) int {
 		return cmp.Or(cmp.Compare(a.status, b.status), cmp.Compare(a.reason, b.reason))
 	})
 	var reasons, messages []string
@@ -156,7 +158,7 @@ func conditionOf(list []trouble, shown func() redactor) registry.Condition {
 			messages = append(messages, t.message)
 		}
 	}
-	r := shown()
+	r := getRedactor()
 	return registry.Condition{
 		Abnormal: true, Reason: r.redact(strings.Join(slices.Compact(reasons), ", ")),
 		Message: r.redact(strings.Join(slices.Compact(messages), "; ")),

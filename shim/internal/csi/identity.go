@@ -26,14 +26,14 @@ func (c *Conn) Probe(ctx context.Context) (ready bool, err error) {
 	const rpc = "Probe"
 	l, err := c.connect(ctx)
 	if err != nil {
-		return false, c.refusal(rpc, err)
+		return false, c.askError(rpc, err)
 	}
 	var reply csi.ProbeResponse
 	err = c.ask(ctx, l, "Identity", rpc, &csi.ProbeRequest{}, &reply)
 	return err == nil && (reply.GetReady() == nil || reply.GetReady().GetValue()), err
 }
 
-// Describe asks the plugin to describe itself for each role that its task serves.
+// Describe asks the plugin to describe itself in each of the roles. A success makes the description current (Outdated).
 func (c *Conn) Describe(
 	ctx context.Context, roles []registry.Role,
 ) (map[registry.Role]registry.Fingerprint, error) {
@@ -58,21 +58,21 @@ func (c *Conn) describe(
 	}
 	out := map[registry.Role]registry.Fingerprint{}
 	for _, role := range roles {
-		if out[role], err = c.role(ctx, l, role, base.Clone()); err != nil {
+		if out[role], err = c.describeRole(ctx, l, role, base.Clone()); err != nil {
 			return nil, err
 		}
 	}
 	node, serves := out[registry.RoleNode]
 	if serves && node.NodeID == "" && out[registry.RoleController].Has(registry.AttachDetach) {
-		return nil, broken("NodeGetInfo",
+		return nil, specViolation("NodeGetInfo",
 			"it is not implemented, but the controller attaches volumes to nodes and needs the node's id")
 	}
 	l.setDescription(out)
 	return out, nil
 }
 
-// role returns base with the plugin's description of one role.
-func (c *Conn) role(
+// describeRole returns base with the plugin's description of one role.
+func (c *Conn) describeRole(
 	ctx context.Context, l *link, role registry.Role, base registry.Fingerprint,
 ) (registry.Fingerprint, error) {
 	var err error
@@ -99,6 +99,7 @@ func (c *Conn) role(
 // ends.
 var pluginName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 
+// identity asks for the plugin's name, version and capabilities. It stores the name in the link, for metrics.
 func (c *Conn) identity(ctx context.Context, l *link) (registry.Fingerprint, error) {
 	const rpc = "GetPluginInfo"
 	var info csi.GetPluginInfoResponse
@@ -108,20 +109,20 @@ func (c *Conn) identity(ctx context.Context, l *link) (registry.Fingerprint, err
 	case err != nil:
 		return f, err
 	case !pluginName.MatchString(f.Provider):
-		return f, broken(rpc, "invalid plugin name %q: it must be 1 to 63 characters in domain notation",
+		return f, specViolation(rpc, "invalid plugin name %q: it must be 1 to 63 characters in domain notation",
 			redactor{}.redact(f.Provider))
 	case len(f.Version) > maxVersion:
-		return f, broken(rpc, "the plugin's version is longer than %d bytes", maxVersion)
+		return f, specViolation(rpc, "the plugin's version is longer than %d bytes", maxVersion)
 	}
 	l.driver.Store(&f.Provider)
 	var reply csi.GetPluginCapabilitiesResponse
 	err = c.ask(ctx, l, "Identity", "GetPluginCapabilities", &csi.GetPluginCapabilitiesRequest{}, &reply)
 	for _, one := range bounded(reply.GetCapabilities()) {
 		if s := one.GetService(); s != nil {
-			add(&f, "plugin", csi.PluginCapability_Service_Type_name, int32(s.GetType()))
+			addCapability(&f, "plugin", csi.PluginCapability_Service_Type_name, int32(s.GetType()))
 		}
 		if e := one.GetVolumeExpansion(); e != nil {
-			add(&f, "expansion", csi.PluginCapability_VolumeExpansion_Type_name, int32(e.GetType()))
+			addCapability(&f, "expansion", csi.PluginCapability_VolumeExpansion_Type_name, int32(e.GetType()))
 		}
 	}
 	return f, err
@@ -132,7 +133,7 @@ func (c *Conn) controllerCapabilities(ctx context.Context, l *link, f *registry.
 	err := c.ask(ctx, l, "Controller", "ControllerGetCapabilities", &csi.ControllerGetCapabilitiesRequest{}, &reply)
 	for _, one := range bounded(reply.GetCapabilities()) {
 		if r := one.GetRpc(); r != nil {
-			add(f, "controller", csi.ControllerServiceCapability_RPC_Type_name, int32(r.GetType()))
+			addCapability(f, "controller", csi.ControllerServiceCapability_RPC_Type_name, int32(r.GetType()))
 		}
 	}
 	return err
@@ -147,11 +148,11 @@ func (c *Conn) groupCapabilities(ctx context.Context, l *link, f *registry.Finge
 	case status.Code(err) == codes.Unimplemented:
 		return nil
 	case err != nil:
-		return c.refusal(rpc, err)
+		return c.askError(rpc, err)
 	}
 	for _, one := range bounded(reply.GetCapabilities()) {
 		if r := one.GetRpc(); r != nil {
-			add(f, "group", csi.GroupControllerServiceCapability_RPC_Type_name, int32(r.GetType()))
+			addCapability(f, "group", csi.GroupControllerServiceCapability_RPC_Type_name, int32(r.GetType()))
 		}
 	}
 	return nil
@@ -162,7 +163,7 @@ func (c *Conn) nodeCapabilities(ctx context.Context, l *link, f *registry.Finger
 	err := c.ask(ctx, l, "Node", "NodeGetCapabilities", &csi.NodeGetCapabilitiesRequest{}, &reply)
 	for _, one := range bounded(reply.GetCapabilities()) {
 		if r := one.GetRpc(); r != nil {
-			add(f, "node", csi.NodeServiceCapability_RPC_Type_name, int32(r.GetType()))
+			addCapability(f, "node", csi.NodeServiceCapability_RPC_Type_name, int32(r.GetType()))
 		}
 	}
 	return err
@@ -177,17 +178,17 @@ func (c *Conn) nodeInfo(ctx context.Context, l *link, f *registry.Fingerprint) e
 	case status.Code(err) == codes.Unimplemented:
 		return nil
 	case err != nil:
-		return c.refusal(rpc, err)
+		return c.askError(rpc, err)
 	}
 	topology := info.GetAccessibleTopology().GetSegments()
 	if f.NodeID, err = registry.ParseNodeID(info.GetNodeId()); err != nil {
-		return broken(rpc, "%v", err)
+		return specViolation(rpc, "%v", err)
 	}
 	if info.GetMaxVolumesPerNode() < 0 {
-		return broken(rpc, "max_volumes_per_node is %d; it cannot be negative", info.GetMaxVolumesPerNode())
+		return specViolation(rpc, "max_volumes_per_node is %d; it cannot be negative", info.GetMaxVolumesPerNode())
 	}
 	if n := size(topology); n > maxTopology {
-		return broken(rpc, "accessible_topology has %d bytes; %d are allowed", n, maxTopology)
+		return specViolation(rpc, "accessible_topology has %d bytes; %d are allowed", n, maxTopology)
 	}
 	f.MaxVolumes, f.Topology = info.GetMaxVolumesPerNode(), topology
 	return nil
@@ -196,6 +197,7 @@ func (c *Conn) nodeInfo(ctx context.Context, l *link, f *registry.Fingerprint) e
 // bounded returns the first maxCapabilities entries of a list.
 func bounded[T any](list []T) []T { return list[:min(len(list), maxCapabilities)] }
 
+// size returns the number of bytes of names and values.
 func size(m map[string]string) (n int) {
 	for k, v := range m {
 		n += len(k) + len(v)
@@ -203,17 +205,19 @@ func size(m map[string]string) (n int) {
 	return n
 }
 
-// retired has the names of capabilities that CSI had up to version 1.12, by service. CSI keeps their numbers reserved.
-var retired = map[string]map[int32]string{
+// retiredCapabilities has the names of capabilities that CSI had up to version 1.12, by service and number. CSI keeps
+// the numbers reserved.
+var retiredCapabilities = map[string]map[int32]string{
 	"controller": {11: "VOLUME_CONDITION"},
 	"node":       {4: "VOLUME_CONDITION"},
 }
 
-// add adds the capability with the given number. It uses the name, or the number if this build does not know it.
-func add(f *registry.Fingerprint, service string, known map[int32]string, value int32) {
+// addCapability adds the capability with the given number. It uses the name, or the number if this build does not know
+// the name.
+func addCapability(f *registry.Fingerprint, service string, known map[int32]string, value int32) {
 	name, ok := known[value]
 	if !ok {
-		name, ok = retired[service][value]
+		name, ok = retiredCapabilities[service][value]
 	}
 	if !ok {
 		name = strconv.Itoa(int(value))
@@ -221,7 +225,7 @@ func add(f *registry.Fingerprint, service string, known map[int32]string, value 
 	f.Capabilities = append(f.Capabilities, registry.Capability(service+"."+name))
 }
 
-// broken returns the error of an answer that breaks the CSI specification.
-func broken(rpc registry.RPC, format string, args ...any) error {
+// specViolation returns the error of an answer that breaks the CSI specification.
+func specViolation(rpc registry.RPC, format string, args ...any) error {
 	return registry.Errorf(registry.ErrInternal, "%s: %s", rpc, fmt.Sprintf(format, args...))
 }

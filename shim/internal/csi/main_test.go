@@ -142,7 +142,7 @@ func assumeDescribed(t *testing.T, f *Fleet) *Fleet {
 // open returns the connection of the fleet's only task.
 func open(t *testing.T, f *Fleet) *Conn {
 	t.Helper()
-	c, _, err := f.of(nodeKey)
+	c, _, err := f.beginCall(nodeKey)
 	must(t, err)
 	return c
 }

@@ -50,7 +50,7 @@ func (f *Fleet) NodeExpand(
 		StagingTargetPath: r.StagingPath, VolumeCapability: usageCapability(r.Usage), Secrets: reveal(r.Secrets),
 	}
 	var reply csi.NodeExpandVolumeResponse
-	err = f.send(ctx, registry.NodeExpandRPC, at, req, &reply, r.Private.known)
+	err = f.send(ctx, registry.NodeExpandRPC, at, req, &reply, r.Private.asFunc)
 	return reply.GetCapacityBytes(), err
 }
 
@@ -74,11 +74,11 @@ func (f *Fleet) Stats(
 			Kind: registry.ErrInternal, Detail: err.Error(),
 		}
 	}
-	out.Condition = condition(&reply, f.shown(ctx, at, req, r.Private))
+	out.Condition = condition(&reply, f.lazyRedactor(ctx, at, req, r.Private))
 	return out, err
 }
 
-// usages returns the entries that are not empty. A negative number is an error (CSI VolumeUsage).
+// usages returns the entries that are not empty, at most maxUnits. A negative number is an error (CSI VolumeUsage).
 func usages(list []*csi.VolumeUsage) (out []registry.VolumeUsage, err error) {
 	for _, u := range list {
 		total, used, available := u.GetTotal(), u.GetUsed(), u.GetAvailable()

@@ -20,7 +20,7 @@ import (
 func askStats(ctx context.Context, f *Fleet) (registry.VolumeReport, error) {
 	return f.Stats(ctx, nodeKey, StatsRequest{
 		VolumeID: "vol-1", Path: "/t", StagingPath: "/s",
-		Private: known.known,
+		Private: known.asFunc,
 	})
 }
 

@@ -26,11 +26,11 @@ type Passed struct {
 func (f *Fleet) Pass(
 	ctx context.Context, at registry.InstanceKey, call Passed, reply func(*emptypb.Empty) error,
 ) (answered bool, err error) {
-	known, more := call.Decoded, PrivateFunc(nil)
-	if known == nil { // any field of the request may be secret
-		known, more = call.Message, func(context.Context) Private { return Private{Unknown: true} }
+	decoded, private := call.Decoded, PrivateFunc(nil)
+	if decoded == nil { // any field of the request may be secret
+		decoded, private = call.Message, func(context.Context) Private { return Private{Unknown: true} }
 	}
-	trace, err := f.call(ctx, call.RPC, at, known, more,
+	trace, err := f.call(ctx, call.RPC, at, decoded, private,
 		func(ctx context.Context, _ registry.Instance, l *link, trace *callTrace) error {
 			return stream(ctx, l, trace, call.Method, call.Message, func(m *emptypb.Empty) error {
 				answered = true
@@ -41,7 +41,7 @@ func (f *Fleet) Pass(
 }
 
 // stream makes a call with one request and any number of messages in its answer. A unary call is the case of one
-// message. stream returns an error of reply as a refusal.
+// message. stream returns an error of reply as a replyError.
 func stream[M any, P interface {
 	*M
 	proto.Message
@@ -70,7 +70,7 @@ func stream[M any, P interface {
 		}
 		if last != nil {
 			if err := reply(last); err != nil {
-				return refusal{err}
+				return replyError{err}
 			}
 		}
 		if err != nil {

@@ -26,9 +26,9 @@ const (
 	maxText        = 1 << 10 // kept of a plugin's text
 	maxSecrets     = 512     // number of secrets remembered for one plugin
 	maxSecretBytes = 1 << 20 // total size of their values
-	// shortest is the length from which a secret is masked everywhere in a text. To mask "true" or "1234" everywhere
+	// minUnnamed is the length from which a secret is masked everywhere in a text. To mask "true" or "1234" everywhere
 	// would hide words that are no secrets.
-	shortest = 6
+	minUnnamed = 6
 )
 
 // secret is a value that must not appear in a text. If name is set, the value is masked only behind that name, else
@@ -37,9 +37,10 @@ type secret struct{ name, value string }
 
 type secretList []secret
 
+// add adds a secret. It drops a short value without a name, which could be masked only everywhere.
 func (l *secretList) add(name, value string) {
 	switch {
-	case len(value) >= shortest:
+	case len(value) >= minUnnamed:
 		*l = append(*l, secret{"", value})
 	case value != "" && name != "":
 		*l = append(*l, secret{name, value})
@@ -138,12 +139,12 @@ func (s *sentSecrets) redactor(secrets []secret) redactor {
 	return redactor{masks: s.masks}
 }
 
-// redactorOf returns the redactor for the texts of one call. It withholds the texts if more could not resolve the
-// secrets.
-func (s *sentSecrets) redactorOf(ctx context.Context, req proto.Message, more PrivateFunc) redactor {
+// redactorOf returns the redactor for the texts of one call. If private could not resolve the secrets, the redactor
+// withholds every text.
+func (s *sentSecrets) redactorOf(ctx context.Context, req proto.Message, private PrivateFunc) redactor {
 	secrets := secretsIn(req)
-	if more != nil {
-		p := more(ctx)
+	if private != nil {
+		p := private(ctx)
 		if p.Unknown {
 			return redactor{withhold: true}
 		}
@@ -152,12 +153,12 @@ func (s *sentSecrets) redactorOf(ctx context.Context, req proto.Message, more Pr
 	return s.redactor(secrets)
 }
 
-// shown returns a function that returns the redactor for the texts in the answer to one call. The redactor is made at
-// the first use, because more may resolve secrets.
-func (f *Fleet) shown(
-	ctx context.Context, at registry.InstanceKey, req proto.Message, more PrivateFunc,
+// lazyRedactor returns a function that returns the redactor for the texts in the answer to one call. The redactor is
+// made at the first use, because private may resolve secrets.
+func (f *Fleet) lazyRedactor(
+	ctx context.Context, at registry.InstanceKey, req proto.Message, private PrivateFunc,
 ) func() redactor {
-	return sync.OnceValue(func() redactor { return f.secretsOf(at.Plugin).redactorOf(ctx, req, more) })
+	return sync.OnceValue(func() redactor { return f.secretsOf(at.Plugin).redactorOf(ctx, req, private) })
 }
 
 // redactor makes a plugin's texts fit to be shown. The zero value masks only values that are named like secrets.
@@ -198,9 +199,9 @@ func printable(s string) string {
 	}, strings.ToValidUTF8(s, "\uFFFD"))
 }
 
-// named matches a value behind its name: name=value as in a mount flag or a URL, also in quotes, and "name":"value" as
-// in JSON.
-var named = regexp.MustCompile(
+// namedValue matches a value behind its name: name=value as in a mount flag or a URL, also in quotes, and
+// "name":"value" as in JSON.
+var namedValue = regexp.MustCompile(
 	`([A-Za-z][A-Za-z0-9_./-]*)(?:(?:="|" ?: ?")((?:[^"\\]|\\.)+)|='([^']+)|=([^,\s"'&;)\]}]+))`)
 
 // maskNamed masks values whose names look like secrets, even if this process never sent them. A name before a colon
@@ -208,7 +209,7 @@ var named = regexp.MustCompile(
 func maskNamed(s string) string {
 	var out strings.Builder
 	last := 0
-	for _, m := range named.FindAllStringSubmatchIndex(s, -1) {
+	for _, m := range namedValue.FindAllStringSubmatchIndex(s, -1) {
 		if name := s[m[2]:m[3]]; name != "key" && registry.SecretName(name) { // logs are full of key="name"
 			from, to := max(m[4], m[6], m[8]), max(m[5], m[7], m[9]) // those of the groups that did not match are -1
 			out.WriteString(s[last:from] + registry.Masked)
@@ -248,7 +249,7 @@ func forms(v string) []string {
 	if j, err := json.Marshal(v); err == nil {
 		all = append(all, string(j[1:len(j)-1]))
 	}
-	if len(v) >= shortest {
+	if len(v) >= minUnnamed {
 		all = append(all, base64.RawStdEncoding.EncodeToString([]byte(v)),
 			base64.RawURLEncoding.EncodeToString([]byte(v)),
 			url.QueryEscape(v), url.PathEscape(v))

@@ -142,7 +142,7 @@ func FuzzRedact(f *testing.F) {
 		if !utf8.ValidString(got) || len(got) > 4*maxText {
 			t.Errorf("%q", got)
 		}
-		if len(secret) >= shortest && !strings.ContainsAny(secret, "*…\uFFFD") && strings.Contains(got, secret) {
+		if len(secret) >= minUnnamed && !strings.ContainsAny(secret, "*…\uFFFD") && strings.Contains(got, secret) {
 			t.Errorf("%q shows %q", got, secret)
 		}
 	})

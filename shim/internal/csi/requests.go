@@ -18,7 +18,8 @@ type Private struct {
 // text.
 type PrivateFunc func(context.Context) Private
 
-func (p Private) known(context.Context) Private { return p }
+// asFunc is a PrivateFunc that returns p.
+func (p Private) asFunc(context.Context) Private { return p }
 
 // CreateRequest is CreateVolumeRequest.
 type CreateRequest struct {

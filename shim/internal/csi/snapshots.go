@@ -51,14 +51,14 @@ func (f *Fleet) CreateSnapshot(
 // DeleteSnapshot sends DeleteSnapshot.
 func (f *Fleet) DeleteSnapshot(ctx context.Context, at registry.InstanceKey, r SnapshotRequest) error {
 	req := &csi.DeleteSnapshotRequest{SnapshotId: string(r.Snapshot), Secrets: reveal(r.Secrets)}
-	return f.send(ctx, registry.DeleteSnapshotRPC, at, req, &csi.DeleteSnapshotResponse{}, r.Private.known)
+	return f.send(ctx, registry.DeleteSnapshotRPC, at, req, &csi.DeleteSnapshotResponse{}, r.Private.asFunc)
 }
 
 // GetSnapshot sends GetSnapshot.
 func (f *Fleet) GetSnapshot(ctx context.Context, at registry.InstanceKey, r SnapshotRequest) (Snapshot, error) {
 	req := &csi.GetSnapshotRequest{SnapshotId: string(r.Snapshot), Secrets: reveal(r.Secrets)}
 	var reply csi.GetSnapshotResponse
-	err := f.send(ctx, registry.GetSnapshotRPC, at, req, &reply, r.Private.known)
+	err := f.send(ctx, registry.GetSnapshotRPC, at, req, &reply, r.Private.asFunc)
 	return snapshot(reply.GetSnapshot()), err
 }
 

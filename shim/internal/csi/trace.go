@@ -13,7 +13,7 @@ import (
 	"holdfast/registry"
 )
 
-// spans makes a span for each call on one connection that belongs to a trace. A nil *spans makes none.
+// spans makes the spans of one connection: one for each call that belongs to a trace. A nil *spans makes none.
 type spans struct{ stats.Handler }
 
 func newSpans(p trace.TracerProvider, plugin registry.PluginID, t registry.TaskKey) *spans {
