@@ -160,8 +160,8 @@ func (f *Fleet) Preconnect(ctx context.Context, t registry.TaskKey, instances []
 	return err
 }
 
-// End ends the fleet: nothing is sent afterwards. The caller has waited for all calls to end. If a call was cut off, End
-// shuts the plugin's socket down, so that the plugin learns of that before the next shim can call the plugin. rest
+// End ends the fleet: nothing is sent afterwards. The caller has waited for all calls to end. If a call was cut off,
+// End shuts the plugin's socket down, so that the plugin learns of that before the next shim can call the plugin. rest
 // closes all connections.
 func (f *Fleet) End() (rest func()) {
 	f.mu.Lock()

@@ -111,20 +111,22 @@ type sentSecrets struct {
 func (s *sentSecrets) add(secrets []secret) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	before := len(s.sent)
+	older := len(s.sent) // the secrets at the start of sent that are not of this call
 	for _, one := range secrets {
 		if i := slices.Index(s.sent, one); i >= 0 {
 			s.sent = slices.Delete(s.sent, i, i+1)
-			before = min(before, len(s.sent))
+			if i < older {
+				older--
+			}
 		} else {
 			s.bytes, s.masks = s.bytes+len(one.value), nil
 		}
 		s.sent = append(s.sent, one)
 	}
-	for before > 0 && (len(s.sent) > maxSecrets || s.bytes > maxSecretBytes) {
+	for older > 0 && (len(s.sent) > maxSecrets || s.bytes > maxSecretBytes) {
 		s.bytes, s.masks = s.bytes-len(s.sent[0].value), nil
 		s.sent = slices.Delete(s.sent, 0, 1)
-		before--
+		older--
 	}
 }
 

@@ -266,3 +266,15 @@ func TestFailedProbeBuildsNoMasks(t *testing.T) {
 		t.Errorf("a secret of another plugin is masked: %s", got)
 	}
 }
+
+func TestSecretsOfTheCurrentCallAreNeverDropped(t *testing.T) {
+	half := maxSecretBytes/2 + 1
+	repeated := secret{"", strings.Repeat("r", half)}
+	fresh := secret{"", strings.Repeat("f", half)}
+	sent := &sentSecrets{}
+	sent.add([]secret{repeated, {"", "secret-other"}})
+	sent.add([]secret{fresh, repeated})
+	if want := []secret{fresh, repeated}; !slices.Equal(sent.sent, want) {
+		t.Errorf("%d secrets are left of a call with 2", len(sent.sent))
+	}
+}
