@@ -2,6 +2,7 @@ package mount
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -56,14 +57,17 @@ type Mounts []Mount
 
 // Table returns the mount table of a process. With pid 0 it is that of the calling thread.
 func Table(pid int) (Mounts, error) {
-	var infos []*mountinfo.Info
-	var err error
 	if pid == 0 {
-		infos, err = mountinfo.GetMounts(nil)
-	} else {
-		infos, err = mountinfo.PidMountInfo(pid)
+		infos, err := mountinfo.GetMounts(nil)
+		return mountsOf(infos), wrap(err, "read the mount table")
 	}
-	return mountsOf(infos), wrap(err, "read the mount table")
+	f, err := os.Open(fmt.Sprintf("/proc/%d/mountinfo", pid))
+	if err != nil {
+		return nil, fmt.Errorf("read the mount table: %w", err)
+	}
+	defer f.Close()
+	infos, err := mountinfo.GetMountsFromReader(f, nil)
+	return mountsOf(infos), wrap(err, "read the mount table %s", f.Name())
 }
 
 func mountsOf(infos []*mountinfo.Info) Mounts {

@@ -47,7 +47,7 @@ func TestSickPluginIsRestartedAfterItsTime(t *testing.T) {
 			if c.restarts {
 				_ = stop()
 				w.restart()
-				stop = w.run(task, s)
+				w.run(task, s)
 			}
 			if c.recovers {
 				p.set(func(p *plugin) { p.hangs = false })
@@ -123,7 +123,7 @@ func TestSickPluginKeepsTheMountsThatItServes(t *testing.T) {
 		_ = stop()
 		w.commits()
 		w.restart()
-		stop = w.run(task, s)
+		w.run(task, s)
 		after(10 * time.Minute)
 		w.wantCommits("in the next shim")
 		set(errors.New("no mount table"), false)

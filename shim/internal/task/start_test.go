@@ -152,7 +152,7 @@ func TestHealthTimeoutOverRestart(t *testing.T) {
 			after(24 * time.Hour)
 			_ = stop()
 			w.restart()
-			stop = w.run(task, spec(hooks.TypeNode))
+			w.run(task, spec(hooks.TypeNode))
 			after(time.Hour)
 			w.wantCommits("afterwards")
 			if now, _ := p.seen(); len(now) != len(probes) {
