@@ -124,7 +124,7 @@ func (s *allocs) List(ctx context.Context, req *pb.ListAllocsRequest) (*pb.ListA
 	part, next, at, err := list(ctx, s.s, req, useBuckets, key, wire.AllocProto,
 		func(ctx context.Context, a *Active) ([]registry.AllocStatus, registry.Seq, error) {
 			only := registry.AllocID(req.GetAlloc())
-			if err := optional(only, registry.ParseAllocID); err != nil {
+			if err := checkOptional(only, registry.ParseAllocID); err != nil {
 				return nil, 0, err
 			}
 			return a.Allocs.Status(ctx, only)

@@ -39,8 +39,9 @@ type callback struct {
 	reply chan *pb.CallbackReply // gets one reply, or is closed at the end of the stream
 }
 
-// opened returns the queue of requests. A new stream passes its cancel, and so replaces the older stream.
-func (c *Callbacks) opened(cancel func()) chan *callback {
+// requestQueue returns the queue of requests. A new stream passes its cancel, which ends the use of the older stream.
+// Other callers pass nil.
+func (c *Callbacks) requestQueue(cancel func()) chan *callback {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.queue == nil {
@@ -58,7 +59,7 @@ func (c *Callbacks) opened(cancel func()) chan *callback {
 // Serve serves the host's stream. A newer stream replaces the older one.
 func (c *Callbacks) Serve(stream grpc.BidiStreamingServer[pb.CallbackReply, pb.CallbackRequest]) error {
 	ctx, cancel := context.WithCancel(stream.Context())
-	queue := c.opened(cancel)
+	queue := c.requestQueue(cancel)
 	var pending sync.Map // of *callback by ID: the requests on this stream that have no reply yet
 	defer pending.Range(func(_, call any) bool {
 		close(call.(*callback).reply)
@@ -104,7 +105,7 @@ func (c *Callbacks) call(ctx context.Context, what string, req *pb.CallbackReque
 	req.Deadline = durationpb.New(time.Until(end))
 	call := &callback{req, make(chan *pb.CallbackReply, 1)}
 	select {
-	case c.opened(nil) <- call:
+	case c.requestQueue(nil) <- call:
 	case <-ctx.Done():
 		return nil, registry.Errorf(registry.ErrUnavailable, "%s: the host serves no callbacks: %w", what,
 			context.Cause(ctx))

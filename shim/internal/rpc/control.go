@@ -103,15 +103,15 @@ func (c *control) Quiesce(ctx context.Context, req *pb.QuiesceRequest) (*pb.Quie
 }
 
 func (c *control) Release(ctx context.Context, _ *pb.ReleaseRequest) (*pb.ReleaseReply, error) {
-	left, err := c.s.life.Release(ctx)
+	last, err := c.s.life.Release(ctx)
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	return &pb.ReleaseReply{Answer: revisionAnswer(left)}, nil
+	return &pb.ReleaseReply{Answer: revisionAnswer(last)}, nil
 }
 
-func revisionAnswer(l registry.Revision) *pb.Answer {
-	return &pb.Answer{Index: uint64(l.Index), Generation: uint64(l.Generation)}
+func revisionAnswer(r registry.Revision) *pb.Answer {
+	return &pb.Answer{Index: uint64(r.Index), Generation: uint64(r.Generation)}
 }
 
 func (c *control) Snapshot(req *pb.SnapshotRequest, stream grpc.ServerStreamingServer[pb.SnapshotChunk]) error {

@@ -27,8 +27,8 @@ func check[T ~string](v T, parse func(string) (T, error)) error {
 	return err
 }
 
-// optional checks a value that may be empty.
-func optional[T ~string](v T, parse func(string) (T, error)) error {
+// checkOptional checks a value that may be empty.
+func checkOptional[T ~string](v T, parse func(string) (T, error)) error {
 	if v == "" {
 		return nil
 	}
@@ -38,10 +38,10 @@ func optional[T ~string](v T, parse func(string) (T, error)) error {
 // checkFilters validates list filters. An invalid filter is an error, because no record could match it.
 func checkFilters(namespace, volume, role, plugin string) error {
 	return cmp.Or(
-		optional(registry.Namespace(namespace), registry.ParseNamespace),
-		optional(registry.VolumeID(volume), registry.ParseVolumeID),
-		optional(registry.Role(role), registry.ParseRole),
-		optional(registry.PluginID(plugin), registry.ParsePluginID),
+		checkOptional(registry.Namespace(namespace), registry.ParseNamespace),
+		checkOptional(registry.VolumeID(volume), registry.ParseVolumeID),
+		checkOptional(registry.Role(role), registry.ParseRole),
+		checkOptional(registry.PluginID(plugin), registry.ParsePluginID),
 	)
 }
 
@@ -51,11 +51,11 @@ func checkSpec(s registry.VolumeSpec) (registry.VolumeSpec, error) {
 	s.Namespace, s.Name = name.Namespace, cmp.Or(s.Name, string(s.ID))
 	if err := cmp.Or(err,
 		check(s.Plugin, registry.ParsePluginID),
-		optional(s.External, registry.ParseExternalID),
-		optional(s.CloneID, registry.ParseVolumeID),
-		optional(s.CloneExternal, registry.ParseExternalID),
-		optional(s.Node, registry.ParseNodeName),
-		optional(s.SnapshotID, registry.ParseExternalID),
+		checkOptional(s.External, registry.ParseExternalID),
+		checkOptional(s.CloneID, registry.ParseVolumeID),
+		checkOptional(s.CloneExternal, registry.ParseExternalID),
+		checkOptional(s.Node, registry.ParseNodeName),
+		checkOptional(s.SnapshotID, registry.ParseExternalID),
 		check(s.Name, registry.ParseCreateName),
 	); err != nil {
 		return s, err

@@ -209,7 +209,7 @@ func TestPagesHoldAllOnceAndInOrder(t *testing.T) {
 	long[99].Name = strings.Repeat("x", 2*pageBytes) // a record larger than a page gets its own page
 	seen := 0
 	for token := ""; seen == 0 || token != ""; {
-		part, next, err := paged(long, &pb.Page{Token: token}, (*pb.VolumeSpec).GetId,
+		part, next, err := pageOf(long, &pb.Page{Token: token}, (*pb.VolumeSpec).GetId,
 			func(s *pb.VolumeSpec) *pb.VolumeSpec { return s })
 		must(t, err)
 		if len(part) > 1 && len(part)*100<<10 > pageBytes {

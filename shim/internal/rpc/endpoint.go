@@ -32,11 +32,11 @@ func (s *Server) PassCSI(_ any, stream grpc.ServerStream) error {
 		return errNotActive
 	}
 	call := registry.Call{ID: registry.OperationID("csi-" + rand.Text()), Method: method}
-	f, _, err := s.operations.start(call)
+	running, _, err := s.operations.start(call)
 	if err != nil {
 		return err
 	}
-	defer s.operations.finish(f)
+	defer s.operations.finish(running)
 	caller, end := withDeadline(ctx, endpoint.Limit(method))
 	defer end()
 	bound, cancel := a.whileActive(caller)

@@ -35,8 +35,8 @@ func (r recorder) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	r.ServiceRegistrar.RegisterService(desc, impl)
 }
 
-// executed are the methods that a plugin's executor carries out, because they make controller calls.
-var executed = map[string]bool{
+// executorMethods are the methods that a plugin's executor carries out, because they make controller calls.
+var executorMethods = map[string]bool{
 	pb.Volumes_Create_FullMethodName:            true,
 	pb.Volumes_Register_FullMethodName:          true,
 	pb.Volumes_Delete_FullMethodName:            true,
@@ -54,28 +54,28 @@ var executed = map[string]bool{
 	pb.Snapshots_DeregisterGroup_FullMethodName: true,
 }
 
-// recordsOnly are the methods that only remove records. If the node that has the volume is lost, this node carries them
-// out.
-var recordsOnly = map[string]bool{
+// recordMethods are the methods that only remove records. If the node that has the volume is lost, this node carries
+// them out.
+var recordMethods = map[string]bool{
 	pb.Volumes_Deregister_FullMethodName: true, pb.Snapshots_Deregister_FullMethodName: true,
 	pb.Snapshots_DeregisterGroup_FullMethodName: true,
 }
 
-// reading are the methods that ask a plugin's controller and change nothing. A node that has no such controller passes
-// them to the executor.
-var reading = map[string]bool{
+// readingMethods are the methods that ask a plugin's controller and change nothing. A node that has no such controller
+// passes them to the executor.
+var readingMethods = map[string]bool{
 	pb.Plugins_Capacity_FullMethodName: true, pb.VolumeChanges_ListAtPlugin_FullMethodName: true,
 	pb.Snapshots_ListAtPlugin_FullMethodName: true, pb.Snapshots_Blocks_FullMethodName: true,
 }
 
 // PassToExecutor is an interceptor. If another node makes the plugin's controller calls, that node carries out the
-// call.
+// call. If this node fails to carry out the call, and another node has become the executor meanwhile, that node tries.
 func (s *Server) PassToExecutor(
 	ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler,
 ) (any, error) {
 	a := s.active.Load()
 	call, is := req.(request)
-	if a == nil || a.Cluster == nil || !is || !executed[info.FullMethod] && !reading[info.FullMethod] {
+	if a == nil || a.Cluster == nil || !is || !executorMethods[info.FullMethod] && !readingMethods[info.FullMethod] {
 		return handle(ctx, req)
 	}
 	if err := checkSecrets(call); err != nil {
@@ -105,14 +105,16 @@ func (s *Server) PassToExecutor(
 	}
 }
 
-// executorMoved reports whether the executor of the call has changed since a term of this node. If so, the call may
-// succeed at the new executor.
+// executorMoved reports whether another node has become the executor of the call since a term. If so, the call may
+// succeed there.
 func (a *Active) executorMoved(ctx context.Context, method string, req request, since uint64) bool {
 	c, elsewhere, err := a.remoteCall(ctx, method, req)
 	return err == nil && elsewhere && a.Cluster.Executors.Moved(ctx, c.ExecutedBy(), since)
 }
 
-// pass has the node that makes the plugin's controller calls carry out the call. ErrHere means that this is the node.
+// pass has the node that makes the plugin's controller calls carry out the call, and returns its reply. by is the
+// executor of the call. If an earlier call with the same ID has a stored reply, pass returns that. ErrHere means that
+// this node has to carry out the call.
 func (a *Active) pass(
 	ctx context.Context, method string, req request,
 ) (reply []byte, by registry.ExecutorKey, err error) {
@@ -120,9 +122,9 @@ func (a *Active) pass(
 	if err != nil {
 		return nil, c.ExecutedBy(), err
 	}
-	repeated := cluster.UntilDone
-	if executed[method] {
-		repeated = cluster.UntilAnswered
+	repetition := cluster.UntilDone
+	if executorMethods[method] {
+		repetition = cluster.UntilAnswered
 		if reply, found, err := a.Cluster.Remote.Replay(ctx, c); found || err != nil {
 			return reply, c.ExecutedBy(), err
 		}
@@ -130,7 +132,7 @@ func (a *Active) pass(
 	if !elsewhere {
 		return nil, c.ExecutedBy(), cluster.ErrHere
 	}
-	reply, err = a.Cluster.Remote.Call(ctx, c, repeated)
+	reply, err = a.Cluster.Remote.Call(ctx, c, repetition)
 	return reply, c.ExecutedBy(), err
 }
 
@@ -155,7 +157,7 @@ func checkSecrets(req request) error {
 
 // remoteCall returns the call for the node that makes the plugin's controller calls. elsewhere is false if this node
 // carries out the call itself: no node executes the plugin's calls, this node can ask the plugin itself, or the call
-// removes a record of a lost node.
+// removes a record of a lost node. A request without an operation ID gets one.
 func (a *Active) remoteCall(
 	ctx context.Context, method string, req request,
 ) (c registry.RemoteCall, elsewhere bool, err error) {
@@ -180,7 +182,7 @@ func (a *Active) remoteCall(
 			return registry.Invalid("no node %s has registered in the cluster", by.Node)
 		}
 		_, alive := v.NodeLease(by.Node)
-		here = recordsOnly[method] && node.Lost() && !alive
+		here = recordMethods[method] && node.Lost() && !alive
 		elsewhere = by.Node != "" || v.Executed(by.Plugin)
 		return nil
 	})
@@ -189,8 +191,9 @@ func (a *Active) remoteCall(
 	}
 	if instance, found := a.Table.Find(registry.RoleController, c.Plugin); found {
 		healthy := instance.Health.State == registry.Healthy
-		switch local := c.To == "" && instance.Local(); {
-		case local, healthy && reading[method]:
+		local := c.To == "" && instance.Local()
+		switch {
+		case local || healthy && readingMethods[method]:
 			elsewhere = false
 		case healthy: // this node may become the executor
 			elsewhere = true
@@ -230,17 +233,18 @@ func executorOf(v registry.View, req request) registry.ExecutorKey {
 			}
 		}
 	case interface{ GetName() *pb.SnapshotName }:
-		return snapshotBy(v, r.GetName())
+		return executorOfSnapshot(v, r.GetName())
 	case *pb.SnapshotBlocksRequest:
-		return snapshotBy(v, r.GetSnapshot())
+		return executorOfSnapshot(v, r.GetSnapshot())
 	case interface{ GetPlugin() string }:
 		return registry.ExecutorKey{Plugin: registry.PluginID(r.GetPlugin())}
 	}
 	return registry.ExecutorKey{}
 }
 
-func snapshotBy(v registry.View, of *pb.SnapshotName) registry.ExecutorKey {
-	name := wire.SnapshotName(of)
+// executorOfSnapshot returns the executor for a snapshot or a group snapshot.
+func executorOfSnapshot(v registry.View, m *pb.SnapshotName) registry.ExecutorKey {
+	name := wire.SnapshotName(m)
 	if snap, found := v.Snapshot(name); found {
 		return snap.ExecutedBy()
 	}
@@ -305,8 +309,7 @@ func (s *Server) Serve(ctx context.Context, method string, request []byte) ([]by
 // maxRanges bounds the ranges in one answer for another node.
 const maxRanges = 20_000
 
-// someBlocks returns the beginning of a list of blocks. At the end of the list, NextOffset is the offset of the
-// request.
+// someBlocks returns the beginning of a list of blocks. If no block follows, NextOffset is the offset of the request.
 func (s *Server) someBlocks(ctx context.Context, encoded []byte) ([]byte, error) {
 	var req pb.SnapshotBlocksRequest
 	if err := proto.Unmarshal(encoded, &req); err != nil {

@@ -51,13 +51,13 @@ func (c *claims) ForceRelease(
 	return &pb.ForceReleaseClaimReply{Answer: at, Steps: steps}, err
 }
 
-// Detach takes its index from the last of the attachments. They are detached in order, so that this one exists until
-// the call has succeeded.
+// Detach takes its index from the last of the attachments. They are detached in order, so that the last one exists
+// until the call has succeeded.
 func (v *volumes) Detach(ctx context.Context, req *pb.DetachVolumeRequest) (*pb.DetachVolumeReply, error) {
 	name, err := volumeName(req.GetName())
 	node := registry.NodeName(req.GetNode())
 	if err == nil {
-		err = optional(node, registry.ParseNodeName)
+		err = checkOptional(node, registry.ParseNodeName)
 	}
 	if err != nil {
 		return nil, wire.Status(err)

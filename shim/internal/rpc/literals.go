@@ -44,9 +44,9 @@ func NewLiterals(dir string, state registry.State, logger hclog.Logger) *Literal
 // has the same references. Without the key, a name reveals nothing about the value.
 const keyFile = "key"
 
-// with replaces the literal secrets of the spec by references to files, and calls run with that spec. If run does not
-// record the spec, its files are removed.
-func (l *Literals) with(spec registry.VolumeSpec, run func(registry.VolumeSpec) (registry.Volume, error)) (
+// withFiles replaces the literal secrets of the spec by references to files, and calls run with that spec. If run does
+// not record the spec, Run removes the files.
+func (l *Literals) withFiles(spec registry.VolumeSpec, run func(registry.VolumeSpec) (registry.Volume, error)) (
 	registry.Volume, error,
 ) {
 	secrets := maps.Clone(spec.Secrets)
@@ -59,7 +59,7 @@ func (l *Literals) with(spec registry.VolumeSpec, run func(registry.VolumeSpec) 
 			"literal secrets cannot be kept here; use references")
 	}
 	refs, err := l.store(spec.VolumeName(), secrets)
-	defer l.done(refs)
+	defer l.release(refs)
 	if err != nil {
 		return registry.Volume{}, fmt.Errorf("keep the secrets of volume %s: %w", spec.VolumeName(), err)
 	}
@@ -68,9 +68,10 @@ func (l *Literals) with(spec registry.VolumeSpec, run func(registry.VolumeSpec) 
 	return run(spec)
 }
 
-// hashed returns the request with hashes in place of its literal secrets, made with the key of the file names. A digest
-// of this request can be stored without revealing the secrets.
-func (l *Literals) hashed(req request) (request, error) {
+// hashSecrets returns the request with hashes in place of its literal secrets, made with the key of the file names. A
+// digest of this request can be stored without revealing the secrets. A request without literal secrets is returned
+// unchanged.
+func (l *Literals) hashSecrets(req request) (request, error) {
 	create, is := req.(interface{ GetSpec() *pb.VolumeSpec })
 	if !is || l == nil {
 		return req, nil
@@ -96,7 +97,8 @@ func (l *Literals) hashed(req request) (request, error) {
 	return copied, nil
 }
 
-// store writes the secrets to files, and returns references to them. The files stay at least until done is called.
+// store writes the secrets to files, and returns references to them. The files stay at least until release is
+// called, also after an error.
 func (l *Literals) store(name registry.VolumeName, secrets map[string]registry.Secret) (
 	refs map[string]registry.Secret, err error,
 ) {
@@ -148,8 +150,8 @@ func (l *Literals) write(path string, text []byte) error {
 	return durable.WriteFile(path, text)
 }
 
-// done ends the use of the files that store has returned.
-func (l *Literals) done(refs map[string]registry.Secret) {
+// release ends the use of the files that store has returned. Run may then remove them.
+func (l *Literals) release(refs map[string]registry.Secret) {
 	l.mu.Lock()
 	for _, s := range refs {
 		if l.inUse[s.File]--; l.inUse[s.File] == 0 {
@@ -160,7 +162,7 @@ func (l *Literals) done(refs map[string]registry.Secret) {
 	l.wakeRun()
 }
 
-// Applied notes that records with secrets have changed.
+// Applied makes Run look for unused files if records with secrets have changed.
 func (l *Literals) Applied(a registry.Applied) {
 	if a.Change.Touches(registry.BucketVolumes, registry.BucketSnapshots, registry.BucketGroupSnapshots) {
 		l.wakeRun()
@@ -193,7 +195,7 @@ func (l *Literals) sweep(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	files, err := os.ReadDir(l.dir)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && len(files) < 2 {
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(files) < 2 { // at most the key
 		return nil
 	}
 	used := map[string]bool{filepath.Join(l.dir, keyFile): true}

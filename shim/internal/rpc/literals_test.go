@@ -66,7 +66,7 @@ func TestLiteralSecretsGoWithTheirLastRecord(t *testing.T) {
 	}
 	vol := registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: "data", Plugin: "p", External: "x",
 		Secrets: map[string]registry.Secret{"password": {Literal: "hunter2"}}}, State: registry.VolumeReady}
-	_, err := l.with(vol.VolumeSpec, func(spec registry.VolumeSpec) (registry.Volume, error) {
+	_, err := l.withFiles(vol.VolumeSpec, func(spec registry.VolumeSpec) (registry.Volume, error) {
 		file = spec.Secrets["password"].File
 		must(t, l.sweep(t.Context()))
 		if files() != 1 {

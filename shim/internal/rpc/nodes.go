@@ -24,7 +24,7 @@ func (n *nodes) List(ctx context.Context, req *pb.ListNodesRequest) (*pb.ListNod
 	key := func(st registry.NodeStatus) string { return string(st.Name) }
 	part, next, at, err := list(ctx, n.s, req, buckets, key, wire.NodeProto,
 		func(ctx context.Context, a *Active) (all []registry.NodeStatus, at registry.Seq, err error) {
-			if err := optional(registry.NodeName(req.GetNode()), registry.ParseNodeName); err != nil {
+			if err := checkOptional(registry.NodeName(req.GetNode()), registry.ParseNodeName); err != nil {
 				return nil, 0, err
 			}
 			err = a.State.View(ctx, func(v registry.View) error {
@@ -84,29 +84,31 @@ func (n *nodes) Drain(ctx context.Context, req *pb.DrainNodeRequest) (*pb.NodeRe
 		if req.GetDeadline() != nil {
 			deadline = req.GetDeadline().AsTime()
 		}
-		name, on := registry.NodeName(req.GetNode()), !req.GetEnd()
+		name, begin := registry.NodeName(req.GetNode()), !req.GetEnd()
 		if a.Cluster != nil {
-			return a.Cluster.Drain(ctx, name, on, deadline, req.GetBy(), req.GetReason())
+			return a.Cluster.Drain(ctx, name, begin, deadline, req.GetBy(), req.GetReason())
 		}
 		return n.drainAlone(ctx, a, registry.Node{Name: name, By: req.GetBy(), Reason: req.GetReason(),
-			Deadline: deadline}, on)
+			Deadline: deadline}, begin)
 	})
 }
 
-// drainAlone begins or ends the drain of a node that is in no cluster.
-func (n *nodes) drainAlone(ctx context.Context, a *Active, want registry.Node, on bool) (registry.Node, error) {
+// drainAlone begins the drain of a node that is in no cluster, or ends it if begin is false.
+func (n *nodes) drainAlone(ctx context.Context, a *Active, want registry.Node, begin bool) (registry.Node, error) {
 	if want.Name != a.Node {
 		return want, registry.Errorf(registry.ErrNotFound,
 			"there is no node %s; this is node %s, which is in no cluster", want.Name, a.Node)
 	}
 	want.State, want.Since = registry.NodeReady, time.Now()
 	kind := registry.EventNodeReady
-	if on {
+	if begin {
 		want.State, kind = registry.NodeDraining, registry.EventNodeDraining
 	}
 	_, err := registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
 		old, found := v.Node(a.Node)
-		if old.State == want.State && old.Deadline.Equal(want.Deadline) || !found && !on {
+		same := old.State == want.State && old.Deadline.Equal(want.Deadline)
+		neverDrained := !found && !begin
+		if same || neverDrained {
 			want = old
 			return registry.Change{}, nil
 		}
@@ -149,7 +151,8 @@ func (n *nodes) Forget(ctx context.Context, req *pb.ForgetNodeRequest) (*pb.Forg
 // maxReason bounds the reason for the state of a node, in bytes.
 const maxReason = 1024
 
-// declare sets the state of a node.
+// declare checks the request of an operator, runs it as a mutating call, and returns the status of the node that run
+// returns.
 func (n *nodes) declare(ctx context.Context, method string, req interface {
 	request
 	GetNode() string

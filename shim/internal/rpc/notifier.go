@@ -52,10 +52,10 @@ func (n *Notifier) Index() registry.Seq {
 // node.
 func (n *Notifier) Wait(ctx context.Context, after registry.Seq, buckets ...registry.Bucket) error {
 	wake := make(chan struct{}, 1)
-	if n.begin(wake, after, buckets) {
+	if n.subscribe(wake, after, buckets) {
 		return nil
 	}
-	defer n.end(wake, buckets)
+	defer n.unsubscribe(wake, buckets)
 	select {
 	case <-wake:
 		return nil
@@ -64,9 +64,9 @@ func (n *Notifier) Wait(ctx context.Context, after registry.Seq, buckets ...regi
 	}
 }
 
-// begin reports whether Wait has nothing to wait for: one of the buckets has changed after the index, or the index is
-// higher than the current one. If not, the next change of one of the buckets sends to wake.
-func (n *Notifier) begin(wake chan struct{}, after registry.Seq, buckets []registry.Bucket) bool {
+// subscribe reports whether Wait has nothing to wait for: one of the buckets has changed after the index, or the index
+// is higher than the current one. If not, the next change of one of the buckets sends to wake, until unsubscribe.
+func (n *Notifier) subscribe(wake chan struct{}, after registry.Seq, buckets []registry.Bucket) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if after > n.index {
@@ -86,7 +86,7 @@ func (n *Notifier) begin(wake chan struct{}, after registry.Seq, buckets []regis
 	return false
 }
 
-func (n *Notifier) end(wake chan struct{}, buckets []registry.Bucket) {
+func (n *Notifier) unsubscribe(wake chan struct{}, buckets []registry.Bucket) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, b := range buckets {
@@ -94,9 +94,9 @@ func (n *Notifier) end(wake chan struct{}, buckets []registry.Bucket) {
 	}
 }
 
-// await waits for a change of the records in the buckets, if the page asks for that. It also returns nil once the time
-// to wait is over.
-func (a *Active) await(ctx context.Context, p *pb.Page, buckets []registry.Bucket) error {
+// awaitChange waits for a change of a record in the buckets after the page's min_index. It returns at once if the page
+// has no min_index or is not the first. It also returns nil once the page's time to wait is over.
+func (a *Active) awaitChange(ctx context.Context, p *pb.Page, buckets []registry.Bucket) error {
 	if p.GetMinIndex() == 0 || p.GetToken() != "" {
 		return nil
 	}

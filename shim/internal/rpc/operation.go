@@ -46,7 +46,8 @@ func do(
 	return at, err
 }
 
-// mutate answers a mutating call. If the operation is in flight or has a stored answer, it does not call run.
+// mutate answers a mutating call. It runs the operation, unless the operation has a stored answer. If another call runs
+// the operation already, mutate returns the answer of that call. If that caller gave up, mutate runs the operation.
 func mutate[T any](
 	ctx context.Context, s *Server, method string, req request,
 	run func(context.Context, *Active, registry.Call) (T, error),
@@ -90,7 +91,7 @@ func withDeadline(ctx context.Context, limit time.Duration) (context.Context, co
 	return context.WithTimeoutCause(ctx, limit, noSuccess(limit))
 }
 
-// noSuccess is the cause of the context of a call that ended at callLimit, because its caller set no deadline.
+// noSuccess is the cause of the context of a call that ended at its limit, because its caller set no deadline.
 type noSuccess time.Duration
 
 func (n noSuccess) Error() string {
@@ -119,7 +120,8 @@ func execute[T any](
 	return answer, err
 }
 
-// replay returns the stored answer of the operation.
+// replay returns the stored answer of the operation. found is false if the operation is unknown, or has begun without
+// an answer yet. If the operation ID was used for another request, replay returns an ErrInvalid.
 func replay[T any](ctx context.Context, a *Active, call registry.Call) (answer T, found bool, err error) {
 	err = a.State.View(ctx, func(v registry.View) error {
 		op, ok := v.Operation(call.ID)
@@ -146,7 +148,7 @@ func (a *Active) callOf(method string, req request) (registry.Call, error) {
 	if err != nil {
 		return registry.Call{}, fmt.Errorf("%s changes state: %w", method, err)
 	}
-	if req, err = a.Literals.hashed(req); err != nil {
+	if req, err = a.Literals.hashSecrets(req); err != nil {
 		return registry.Call{}, fmt.Errorf("%s: %w", method, err)
 	}
 	encoded, err := proto.MarshalOptions{Deterministic: true}.Marshal(req)
@@ -244,7 +246,7 @@ func join[T any](ctx context.Context, running *operation) (answer T, again bool,
 // older than long, or that wait for the end of a pause.
 func (o *operations) close(ctx context.Context, long time.Duration) error {
 	for {
-		changed, wait := o.closing(long)
+		changed, wait := o.refuseNew(long)
 		if changed == nil {
 			return nil
 		}
@@ -260,12 +262,12 @@ func (o *operations) close(ctx context.Context, long time.Duration) error {
 	}
 }
 
-// noLimit is the argument of closing that waits for every operation, however old it is.
+// noLimit stands for a long of 0 or less. close then waits for each operation that is younger than this.
 const noLimit = 24 * time.Hour
 
-// closing returns how long to wait for operations, and a channel that is closed when one of them changes. If there is
-// no operation to wait for, the channel is nil.
-func (o *operations) closing(long time.Duration) (changed chan struct{}, wait time.Duration) {
+// refuseNew refuses new operations. It returns how long to wait for those in flight, and a channel that is closed when
+// one of them changes. If there is no operation to wait for, the channel is nil.
+func (o *operations) refuseNew(long time.Duration) (changed chan struct{}, wait time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.closed = true

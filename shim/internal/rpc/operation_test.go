@@ -293,7 +293,8 @@ func TestRemovalIsAnsweredAfterADeath(t *testing.T) {
 			req := &pb.DeleteVolumeRequest{Call: &pb.Call{OperationId: op}}
 			_, err := mutate(t.Context(), e.server, "Test.Remove", req,
 				func(ctx context.Context, a *Active, call registry.Call) (struct{}, error) {
-					return struct{}{}, runRemoval(ctx, a, call, indexOf(name), func() error { runs++; return run() })
+					return struct{}{}, runRemoval(ctx, a, call, volumeIndex(name),
+						func() error { runs++; return run() })
 				})
 			return err
 		}

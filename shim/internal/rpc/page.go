@@ -19,8 +19,8 @@ type listRequest interface {
 	GetPage() *pb.Page
 }
 
-// list reads the records and returns the requested page. If the page asks for that, list first waits for a change of a
-// record in the buckets.
+// list reads the records and returns the requested page. If the page has a min_index, list first waits for a later
+// change of a record in the buckets.
 func list[T any, M proto.Message](
 	ctx context.Context, s *Server, req listRequest, buckets []registry.Bucket, key func(T) string, message func(T) M,
 	read func(ctx context.Context, a *Active) ([]T, registry.Seq, error),
@@ -29,12 +29,12 @@ func list[T any, M proto.Message](
 	if err != nil {
 		return nil, "", nil, err
 	}
-	if err := a.await(ctx, req.GetPage(), buckets); err != nil {
+	if err := a.awaitChange(ctx, req.GetPage(), buckets); err != nil {
 		return nil, "", nil, a.status(ctx, err)
 	}
 	all, index, err := read(ctx, a)
 	if err == nil {
-		part, next, err = paged(all, req.GetPage(), key, message)
+		part, next, err = pageOf(all, req.GetPage(), key, message)
 	}
 	return part, next, a.answer(index), a.status(ctx, err)
 }
@@ -45,9 +45,9 @@ const (
 	pageBytes = 4 << 20
 )
 
-// paged returns the requested page of a list, sorted by key. Keys must be unique. A token encodes the key of the last
+// pageOf returns the requested page of a list, sorted by key. Keys must be unique. A token encodes the key of the last
 // record sent. So a record that exists all the time appears exactly once, even if other records change meanwhile.
-func paged[T any, M proto.Message](
+func pageOf[T any, M proto.Message](
 	list []T, p *pb.Page, key func(T) string, message func(T) M,
 ) (part []M, next string, err error) {
 	list = slices.SortedFunc(slices.Values(list), func(x, y T) int { return cmp.Compare(key(x), key(y)) })

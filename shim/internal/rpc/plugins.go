@@ -29,7 +29,7 @@ func (p *plugins) List(ctx context.Context, req *pb.ListPluginsRequest) (*pb.Lis
 		return m
 	}
 	buckets := []registry.Bucket{registry.BucketInstances, registry.BucketTasks}
-	part, next, at, err := list(ctx, p.s, req, buckets, newestFirst, message,
+	part, next, at, err := list(ctx, p.s, req, buckets, instanceSortKey, message,
 		func(ctx context.Context, a *Active) (_ []registry.Instance, at registry.Seq, err error) {
 			if err := checkFilters("", "", req.GetRole(), req.GetPlugin()); err != nil {
 				return nil, 0, err
@@ -59,14 +59,15 @@ func (p *plugins) List(ctx context.Context, req *pb.ListPluginsRequest) (*pb.Lis
 	return reply, err
 }
 
-// newestFirst returns the key by which instances are sorted: role, plugin, then the newest instance first. The key of
+// instanceSortKey returns the key by which instances are sorted: by role, by plugin, and then newest first. The key of
 // an instance never changes.
-func newestFirst(i registry.Instance) string {
+func instanceSortKey(i registry.Instance) string {
 	return fmt.Sprintf("%s\x00%s\x00%020d\x00%s\x00%s", i.Role, i.Plugin, ^uint64(i.CreateIndex), i.Alloc, i.Task)
 }
 
-func matches(role, plugin string, r registry.Role, p registry.PluginID) bool {
-	return (role == "" || role == string(r)) && (plugin == "" || plugin == string(p))
+// matches reports whether a role and a plugin pass the filters of a request. An empty filter passes all.
+func matches(onlyRole, onlyPlugin string, role registry.Role, plugin registry.PluginID) bool {
+	return (onlyRole == "" || onlyRole == string(role)) && (onlyPlugin == "" || onlyPlugin == string(plugin))
 }
 
 // fingerprintKey identifies a fingerprint.
@@ -114,7 +115,8 @@ func send(
 	return nil
 }
 
-// fingerprints returns the current fingerprint of each plugin and role that has an instance or an expected task.
+// fingerprints returns the current fingerprint of each plugin and role that has an instance or an expected task. One
+// without an instance is Gone. An empty role or plugin means all.
 func fingerprints(
 	ctx context.Context, a *Active, role, plugin string,
 ) (map[fingerprintKey]registry.PluginFingerprint, registry.Seq, error) {

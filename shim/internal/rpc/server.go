@@ -142,7 +142,8 @@ func New(life Life, callbacks *Callbacks, log hclog.Logger) *Server {
 	return &Server{life: life, callbacks: callbacks, log: log, services: map[string]service{}}
 }
 
-// Set makes the server serve a. If a is nil, the server serves as a candidate.
+// Set makes the server serve a. If a is nil, the server serves as a candidate. Quiesce learns from a.Pause which
+// operations wait for the end of a pause.
 func (s *Server) Set(a *Active) {
 	if a != nil && a.Pause != nil {
 		a.Pause.Notify(s.operations.paused)
@@ -206,7 +207,8 @@ func (a *Active) latest(ctx context.Context) *pb.Answer {
 }
 
 // cannotAnswer reports whether the next shim has to answer a call that ended with err. That is so if this shim is not
-// active any more, or if its store refuses commits.
+// active any more, or if its store refuses commits. If err is of a kind that the store returns, an empty commit tests
+// the store.
 func (a *Active) cannotAnswer(ctx context.Context, err error) bool {
 	if a.Context.Err() != nil {
 		return true

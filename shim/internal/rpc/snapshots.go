@@ -144,7 +144,7 @@ func (n *snapshots) ListGroups(ctx context.Context, req *pb.ListSnapshotsRequest
 }
 
 func (n *snapshots) list(
-	ctx context.Context, req *pb.ListSnapshotsRequest, of func(registry.View) []registry.VolumeSnapshot,
+	ctx context.Context, req *pb.ListSnapshotsRequest, read func(registry.View) []registry.VolumeSnapshot,
 ) (*pb.ListSnapshotsReply, error) {
 	if err := checkFilters(req.GetNamespace(), req.GetVolume(), "", req.GetPlugin()); err != nil {
 		return nil, wire.Status(err)
@@ -154,15 +154,15 @@ func (n *snapshots) list(
 	part, next, at, err := list(ctx, n.s, req, buckets, key, wire.SnapshotProto,
 		func(ctx context.Context, a *Active) (all []registry.VolumeSnapshot, at registry.Seq, err error) {
 			err = a.State.View(ctx, func(v registry.View) error {
-				all, at = of(v), v.Index()
+				all, at = read(v), v.Index()
 				return nil
 			})
-			differs := func(wanted, is string) bool { return wanted != "" && wanted != is }
+			excludes := func(filter, value string) bool { return filter != "" && filter != value }
+			ofVolume := func(m registry.GroupMember) bool { return !excludes(req.GetVolume(), string(m.Volume)) }
 			return slices.DeleteFunc(all, func(s registry.VolumeSnapshot) bool {
-				return differs(req.GetNamespace(), string(s.Namespace)) || differs(req.GetId(), string(s.ID)) ||
-					differs(req.GetPlugin(), string(s.Plugin)) || req.GetVolume() != "" &&
-					!slices.ContainsFunc(s.Each(),
-						func(m registry.GroupMember) bool { return string(m.Volume) == req.GetVolume() })
+				return excludes(req.GetNamespace(), string(s.Namespace)) || excludes(req.GetId(), string(s.ID)) ||
+					excludes(req.GetPlugin(), string(s.Plugin)) ||
+					req.GetVolume() != "" && !slices.ContainsFunc(s.Each(), ofVolume)
 			}), at, err
 		})
 	return &pb.ListSnapshotsReply{Answer: at, Snapshots: part, NextToken: next}, err

@@ -19,7 +19,7 @@ func (v *volumeChanges) Update(ctx context.Context, req *pb.UpdateVolumeRequest)
 		if err != nil {
 			return done, err
 		}
-		_, err = a.Literals.with(spec, func(spec registry.VolumeSpec) (registry.Volume, error) {
+		_, err = a.Literals.withFiles(spec, func(spec registry.VolumeSpec) (registry.Volume, error) {
 			done, err = a.Volumes.Update(ctx, call, spec, req.GetDryRun())
 			return done.Volume, err
 		})
@@ -40,7 +40,7 @@ func (v *volumeChanges) Adopt(ctx context.Context, req *pb.AdoptVolumeRequest) (
 			if err != nil {
 				return registry.Volume{}, err
 			}
-			return a.Literals.with(spec, func(spec registry.VolumeSpec) (registry.Volume, error) {
+			return a.Literals.withFiles(spec, func(spec registry.VolumeSpec) (registry.Volume, error) {
 				return a.Volumes.Adopt(ctx, spec)
 			})
 		}))

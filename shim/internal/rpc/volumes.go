@@ -33,7 +33,7 @@ func (v *volumes) Create(ctx context.Context, req *pb.CreateVolumeRequest) (*pb.
 			if err != nil {
 				return registry.Volume{}, err
 			}
-			return a.Literals.with(spec, func(spec registry.VolumeSpec) (registry.Volume, error) {
+			return a.Literals.withFiles(spec, func(spec registry.VolumeSpec) (registry.Volume, error) {
 				return a.Volumes.Create(ctx, call, spec)
 			})
 		}))
@@ -47,7 +47,7 @@ func (v *volumes) Register(ctx context.Context, req *pb.RegisterVolumeRequest) (
 			if err != nil {
 				return registry.Volume{}, err
 			}
-			return a.Literals.with(spec, func(spec registry.VolumeSpec) (registry.Volume, error) {
+			return a.Literals.withFiles(spec, func(spec registry.VolumeSpec) (registry.Volume, error) {
 				return a.Volumes.Register(ctx, spec)
 			})
 		}))
@@ -77,7 +77,7 @@ func (v *volumes) Delete(ctx context.Context, req *pb.DeleteVolumeRequest) (*pb.
 		if err != nil {
 			return err
 		}
-		return runRemoval(ctx, a, call, indexOf(name), func() error { return a.Volumes.Delete(ctx, call, name) })
+		return runRemoval(ctx, a, call, volumeIndex(name), func() error { return a.Volumes.Delete(ctx, call, name) })
 	})
 	return &pb.DeleteVolumeReply{Answer: at}, err
 }
@@ -88,7 +88,7 @@ func (v *volumes) Deregister(ctx context.Context, req *pb.DeregisterVolumeReques
 		if err != nil {
 			return err
 		}
-		return runRemoval(ctx, a, call, indexOf(name), func() error { return a.Volumes.Deregister(ctx, name) })
+		return runRemoval(ctx, a, call, volumeIndex(name), func() error { return a.Volumes.Deregister(ctx, name) })
 	})
 	return &pb.DeregisterVolumeReply{Answer: at}, err
 }
@@ -107,10 +107,11 @@ func withStoredAnswer[T any](
 	}
 }
 
-// createIndex returns the CreateIndex of a record; 0: there is no such record.
+// createIndex returns the CreateIndex of a record that an operation removes, the last one if it removes several; 0:
+// there is none.
 type createIndex func(registry.View) registry.Seq
 
-func indexOf(name registry.VolumeName) createIndex {
+func volumeIndex(name registry.VolumeName) createIndex {
 	return func(v registry.View) registry.Seq {
 		volume, _ := v.Volume(name)
 		return volume.CreateIndex
