@@ -58,7 +58,7 @@ type call struct {
 // executor returns the executor that has to send the call. It is zero if any node may send the call: one that only
 // reads, or one of the CSI node service.
 func (c call) executor() registry.ExecutorKey {
-	if c.effect() == reads || c.service == "Node" {
+	if c.effect() == effectRead || c.service == "Node" {
 		return registry.ExecutorKey{}
 	}
 	return registry.ExecutorKey{Plugin: c.plugin}
@@ -86,7 +86,7 @@ func (e *Endpoint) Pass(ctx context.Context, r Request, reply func(*emptypb.Empt
 	if span := trace.SpanFromContext(ctx); span.IsRecording() && len(c.volumes) > 0 {
 		span.SetAttributes(tracing.CSIVolume.String(string(c.volumes[0].External)))
 	}
-	if c.effect() == reads {
+	if c.effect() == effectRead {
 		return e.read(ctx, c, reply)
 	}
 	if err := e.checkExecutor(ctx, c); err != nil {
@@ -108,12 +108,12 @@ func (e *Endpoint) Pass(ctx context.Context, r Request, reply func(*emptypb.Empt
 	if err := e.Pause.Wait(ctx, c.op); err != nil { // if the next shim sends the call, record no use here
 		return err
 	}
-	isNew, err := e.begin(ctx, c, at)
+	isNew, err := e.recordUse(ctx, c, at)
 	if err != nil {
 		return err
 	}
 	o := e.send(ctx, c, reply)
-	return errors.Join(o.err, o.replyErr, e.end(ctx, c, isNew, o))
+	return errors.Join(o.err, o.replyErr, e.updateUses(ctx, c, isNew, o))
 }
 
 // checkExecutor returns an ErrUnavailable that names the node at whose endpoint the client has to make the call. The
@@ -166,7 +166,7 @@ func newCall(plugin registry.PluginID, full string, raw *emptypb.Empty) (c call,
 		return c, registry.Invalid("the request of %s cannot be decoded: %w", m.rpc, err)
 	}
 	for _, id := range volumesOf(c.request) {
-		if m.effect() != reads {
+		if m.effect() != effectRead {
 			if _, err := registry.ParseExternalID(string(id)); err != nil {
 				return c, err
 			}
@@ -187,10 +187,11 @@ type object struct {
 
 func (o object) String() string { return fmt.Sprintf("%s %q of plugin %s", o.field, o.value, o.plugin) }
 
-// keys returns the lock keys of the objects in the request. A list has none, so ABORTED for it means an invalid token.
+// keys returns the lock keys of the objects in the request. A call that lists has none: its ABORTED means an invalid
+// token.
 func (c call) keys() (keys []intent.Key) {
 	for _, field := range []protoreflect.Name{"name", "snapshot_id", "group_snapshot_id"} {
-		if value := text(c.request, field); value != "" && c.effect() != reads {
+		if value := text(c.request, field); value != "" && c.effect() != effectRead {
 			keys = append(keys, object{c.plugin, field, value})
 		}
 	}
@@ -200,10 +201,10 @@ func (c call) keys() (keys []intent.Key) {
 	return keys
 }
 
-// begin records the use that the call begins. It refuses a call that would change something registered in Holdfast.
+// recordUse records the use that the call begins. It refuses a call that would change something registered in Holdfast.
 // isNew reports whether the use is new, so that no earlier call can have begun it. at is the instance that gets the
 // call.
-func (e *Endpoint) begin(ctx context.Context, c call, at registry.Instance) (isNew bool, err error) {
+func (e *Endpoint) recordUse(ctx context.Context, c call, at registry.Instance) (isNew bool, err error) {
 	_, err = registry.Ensure(ctx, e.State, func(view registry.View) (change registry.Change, err error) {
 		if err := c.checkRegistered(view); err != nil {
 			return change, err
@@ -224,7 +225,7 @@ func (e *Endpoint) begin(ctx context.Context, c call, at registry.Instance) (isN
 // checkRegistered returns an ErrConflict if Holdfast has a record of a volume that the call would change, or of a
 // snapshot that the call would delete.
 func (c call) checkRegistered(view registry.View) error {
-	if c.effect() == snapshots {
+	if c.effect() == effectSnapshot {
 		ids := append(texts(c.request, "snapshot_ids"), text(c.request, "snapshot_id"),
 			text(c.request, "group_snapshot_id"))
 		for _, snap := range append(view.Snapshots(), view.GroupSnapshots()...) {
@@ -251,9 +252,9 @@ func (c call) checkRegistered(view registry.View) error {
 func (c call) use(node registry.NodeName, now time.Time) (use registry.EndpointUse, ok bool) {
 	target := text(c.request, targets[c.rpc])
 	switch c.effect() {
-	case begins:
+	case effectBegin:
 		ok = target != ""
-	case changes, deletes:
+	case effectChange, effectDelete:
 		ok = true
 	}
 	if !ok || len(c.volumes) == 0 {
@@ -267,30 +268,31 @@ func sameUse(use registry.EndpointUse) func(registry.EndpointUse) bool {
 	return func(other registry.EndpointUse) bool { return other.Key() == use.Key() }
 }
 
-// end updates the records of uses after a call. After a successful begin it records which task serves the use. After a
-// successful end it removes the uses that the call has ended. If the call has certainly had no effect, it removes the
-// new use. If the outcome is unknown, the use stays until the same call or its undo succeeds.
-func (e *Endpoint) end(ctx context.Context, c call, isNew bool, o outcome) error {
+// updateUses updates the records of uses after a call. If the call has begun a use on this node whose mount a process
+// serves, it records the task of that process. After a success it removes the uses that the call has ended, and the use
+// of a call that only changes a volume. If the call has certainly had no effect, it removes the new use. If the outcome
+// is unknown, the use stays until the same call, or one that ends the use, succeeds.
+func (e *Endpoint) updateUses(ctx context.Context, c call, isNew bool, o outcome) error {
 	own, _ := c.use(e.Node, time.Time{})
 	ended := func(registry.EndpointUse) bool { return false }
-	begun := c.effect() == begins && o.err == nil
+	begun := c.effect() == effectBegin && o.err == nil
 	switch {
 	case begun:
 		if intent.RoleOf(own.Call) == registry.RoleNode && e.Served(o.at.Volumes.OnHost(own.Target)) {
 			own.Server = o.at.TaskKey()
 		}
-	case isNew && o.none(), c.effect() == changes && o.err == nil:
+	case isNew && o.hadNoEffect(), c.effect() == effectChange && o.err == nil:
 		ended = sameUse(own)
-	case c.effect() == ends && o.err == nil:
-		did := undoOf[c.rpc]
-		target := text(c.request, targets[did])
+	case c.effect() == effectEnd && o.err == nil:
+		began := beginningOf[c.rpc]
+		target := text(c.request, targets[began])
 		ended = func(use registry.EndpointUse) bool {
-			if did == registry.ControllerPublishRPC { // a call without a node detaches the volume from every node
-				return use.Call == did && (use.Target == target || target == "")
+			if began == registry.ControllerPublishRPC { // a call without a node detaches the volume from every node
+				return use.Call == began && (use.Target == target || target == "")
 			}
-			return use.Call == did && use.Target == target && use.Node == e.Node
+			return use.Call == began && use.Target == target && use.Node == e.Node
 		}
-	case c.effect() == deletes && o.err == nil:
+	case c.effect() == effectDelete && o.err == nil:
 		ended = func(registry.EndpointUse) bool { return true }
 	default:
 		return nil
@@ -324,8 +326,8 @@ type outcome struct {
 	replyErr error
 }
 
-// none reports whether the call has certainly had no effect.
-func (o outcome) none() bool {
+// hadNoEffect reports whether the call has certainly had no effect.
+func (o outcome) hadNoEffect() bool {
 	failure, is := errors.AsType[*registry.CallError](o.err)
 	return o.err != nil && !o.lost && (!o.sent || is && failure.Outcome == registry.OutcomeFailed)
 }
@@ -351,8 +353,8 @@ func Limit(full string) time.Duration {
 	return callLimit
 }
 
-// send makes the call. It repeats the call while instances die before they answer, and while an earlier call may still
-// run.
+// send makes the call. It repeats the call while instances die before they answer, and while the plugin answers ABORTED
+// because an earlier call may still run. It does not repeat a call of which it has passed on a message.
 func (e *Endpoint) send(ctx context.Context, c call, reply func(*emptypb.Empty) error) (o outcome) {
 	passOn := func(m *emptypb.Empty) error {
 		o.replied = true
@@ -381,19 +383,22 @@ func (e *Endpoint) send(ctx context.Context, c call, reply func(*emptypb.Empty) 
 			o.sent = o.sent || o.err == nil
 			return o
 		}
+		// cut: no answer came, because the connection was lost or not made
 		cut := !answered && (failure.Code == "UNAVAILABLE" || failure.Code == "CANCELLED")
 		o.sent = o.sent || failure.Lost || answered || failure.Outcome != registry.OutcomeFailed
 		o.lost = o.lost || failure.Lost || cut && failure.Outcome != registry.OutcomeFailed
-		earlier := c.repeated || o.lost || time.Since(e.Since) < afterActivation
-		runs := failure.Code == "ABORTED" && len(c.keys()) > 0 && earlier
-		if o.replied || !cut && !runs || !intent.Sleep(ctx, repeatBackoff.Delay(try, rand.Float64())) {
+		mayHaveEarlier := c.repeated || o.lost || time.Since(e.Since) < afterActivation
+		earlierRuns := failure.Code == "ABORTED" && len(c.keys()) > 0 && mayHaveEarlier
+		if o.replied || !cut && !earlierRuns || !intent.Sleep(ctx, repeatBackoff.Delay(try, rand.Float64())) {
 			return o
 		}
 	}
 }
 
 // instance returns the instance that serves the call: the active one, or an older one that serves a mount of the
-// volume. If there is none, instance waits for it as long as a task of the plugin is expected.
+// volume. If there is none, instance waits for it as long as a task of the plugin in a fitting role is expected. If no
+// task of the plugin is expected, it waits for one, at most taskWait. ErrUnsupported: the plugin has tasks in other
+// roles only.
 func (e *Endpoint) instance(ctx context.Context, c call) (at registry.Instance, err error) {
 	for waited := time.Duration(0); ; waited += taskPause {
 		for _, role := range c.roles() {
@@ -428,7 +433,7 @@ func (e *Endpoint) instance(ctx context.Context, c call) (at registry.Instance, 
 	}
 }
 
-// expected returns the first of the roles in which the plugin has a task.
+// expected returns the first of the roles in which a task of the plugin is expected, and whether there is one.
 func (e *Endpoint) expected(
 	ctx context.Context, id registry.PluginID, roles ...registry.Role,
 ) (role registry.Role, expected bool, err error) {

@@ -40,10 +40,10 @@ func TestEffectsCoverTheSpecification(t *testing.T) {
 				t.Errorf("%s has no effect", name)
 			}
 			rpc, input := registry.RPC(m.Name()), m.Input().Fields()
-			if e == ends {
-				rpc = undoOf[rpc]
+			if e == effectEnd {
+				rpc = beginningOf[rpc]
 			}
-			if e == begins || e == ends {
+			if e == effectBegin || e == effectEnd {
 				if target := targets[rpc]; target == "" || input.ByName(target) == nil ||
 					input.ByName("volume_id") == nil {
 					t.Errorf("%s has no volume, or no target %q", name, target)

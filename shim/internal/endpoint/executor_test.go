@@ -39,7 +39,7 @@ func TestOnlyTheExecutorPassesControllerCalls(t *testing.T) {
 	registrytest.Put(t, e.State, registry.Executor{Plugin: key.Plugin, Holder: "b", Lease: 1})
 	for name, effect := range effects {
 		controller := strings.HasPrefix(name, "Controller/") || strings.HasPrefix(name, "GroupController/")
-		if !controller || effect == reads {
+		if !controller || effect == effectRead {
 			continue
 		}
 		// the first field of each of these requests is an ID or a name

@@ -14,60 +14,61 @@ import (
 type effect int
 
 const (
-	reads     effect = iota // only reads, and is cancelled if another operation needs the volume
-	snapshots               // makes or deletes a snapshot; the volume does not change
-	changes                 // changes the volume; refused if the volume is registered in Holdfast
-	begins                  // as changes, and begins a use of the volume
-	ends                    // as changes, and ends such a use
-	deletes                 // as changes, and ends every use of the volume
+	effectRead     effect = iota // only reads, and is cancelled if another operation needs the volume
+	effectSnapshot               // makes or deletes a snapshot; the volume does not change
+	effectChange                 // changes the volume; refused if the volume is registered in Holdfast
+	effectBegin                  // as effectChange, and begins a use of the volume
+	effectEnd                    // as effectChange, and ends such a use
+	effectDelete                 // as effectChange, and ends every use of the volume
 )
 
-// effects has the methods of the CSI specification. Other methods are passed on without any rule.
+// effects has the methods of the CSI specification. Other methods count as effectRead. They are passed on without any
+// rule, because this build cannot decode their requests.
 var effects = map[string]effect{
-	"Identity/GetPluginInfo":         reads,
-	"Identity/GetPluginCapabilities": reads,
-	"Identity/Probe":                 reads,
+	"Identity/GetPluginInfo":         effectRead,
+	"Identity/GetPluginCapabilities": effectRead,
+	"Identity/Probe":                 effectRead,
 
-	"Controller/CreateVolume":               changes,
-	"Controller/DeleteVolume":               deletes,
-	"Controller/ControllerPublishVolume":    begins,
-	"Controller/ControllerUnpublishVolume":  ends,
-	"Controller/ValidateVolumeCapabilities": reads,
-	"Controller/ListVolumes":                reads,
-	"Controller/GetCapacity":                reads,
-	"Controller/ControllerGetCapabilities":  reads,
-	"Controller/CreateSnapshot":             snapshots,
-	"Controller/DeleteSnapshot":             snapshots,
-	"Controller/ListSnapshots":              reads,
-	"Controller/GetSnapshot":                reads,
-	"Controller/ControllerExpandVolume":     changes,
-	"Controller/ControllerGetVolume":        reads,
-	"Controller/ControllerModifyVolume":     changes,
-	"Controller/ControllerGetVolumeHealth":  reads,
-	"Controller/ControllerListVolumeHealth": reads,
+	"Controller/CreateVolume":               effectChange,
+	"Controller/DeleteVolume":               effectDelete,
+	"Controller/ControllerPublishVolume":    effectBegin,
+	"Controller/ControllerUnpublishVolume":  effectEnd,
+	"Controller/ValidateVolumeCapabilities": effectRead,
+	"Controller/ListVolumes":                effectRead,
+	"Controller/GetCapacity":                effectRead,
+	"Controller/ControllerGetCapabilities":  effectRead,
+	"Controller/CreateSnapshot":             effectSnapshot,
+	"Controller/DeleteSnapshot":             effectSnapshot,
+	"Controller/ListSnapshots":              effectRead,
+	"Controller/GetSnapshot":                effectRead,
+	"Controller/ControllerExpandVolume":     effectChange,
+	"Controller/ControllerGetVolume":        effectRead,
+	"Controller/ControllerModifyVolume":     effectChange,
+	"Controller/ControllerGetVolumeHealth":  effectRead,
+	"Controller/ControllerListVolumeHealth": effectRead,
 
-	"GroupController/GroupControllerGetCapabilities": reads,
-	"GroupController/CreateVolumeGroupSnapshot":      snapshots,
-	"GroupController/DeleteVolumeGroupSnapshot":      snapshots,
-	"GroupController/GetVolumeGroupSnapshot":         reads,
+	"GroupController/GroupControllerGetCapabilities": effectRead,
+	"GroupController/CreateVolumeGroupSnapshot":      effectSnapshot,
+	"GroupController/DeleteVolumeGroupSnapshot":      effectSnapshot,
+	"GroupController/GetVolumeGroupSnapshot":         effectRead,
 
-	"SnapshotMetadata/GetMetadataAllocated": reads,
-	"SnapshotMetadata/GetMetadataDelta":     reads,
+	"SnapshotMetadata/GetMetadataAllocated": effectRead,
+	"SnapshotMetadata/GetMetadataDelta":     effectRead,
 
-	"Node/NodeStageVolume":      begins,
-	"Node/NodeUnstageVolume":    ends,
-	"Node/NodePublishVolume":    begins,
-	"Node/NodeUnpublishVolume":  ends,
-	"Node/NodeGetVolumeStats":   reads,
-	"Node/NodeExpandVolume":     changes,
-	"Node/NodeGetCapabilities":  reads,
-	"Node/NodeGetInfo":          reads,
-	"Node/NodeGetVolumeHealth":  reads,
-	"Node/NodeGetStorageHealth": reads,
+	"Node/NodeStageVolume":      effectBegin,
+	"Node/NodeUnstageVolume":    effectEnd,
+	"Node/NodePublishVolume":    effectBegin,
+	"Node/NodeUnpublishVolume":  effectEnd,
+	"Node/NodeGetVolumeStats":   effectRead,
+	"Node/NodeExpandVolume":     effectChange,
+	"Node/NodeGetCapabilities":  effectRead,
+	"Node/NodeGetInfo":          effectRead,
+	"Node/NodeGetVolumeHealth":  effectRead,
+	"Node/NodeGetStorageHealth": effectRead,
 }
 
-// undoOf maps each call that ends a use to the call that begins it.
-var undoOf = map[registry.RPC]registry.RPC{
+// beginningOf maps each call that ends a use to the call that begins such a use.
+var beginningOf = map[registry.RPC]registry.RPC{
 	registry.ControllerUnpublishRPC: registry.ControllerPublishRPC,
 	registry.NodeUnstageRPC:         registry.NodeStageRPC,
 	registry.NodeUnpublishRPC:       registry.NodePublishRPC,
