@@ -121,7 +121,7 @@ func (a *Attacher) AwaitDetach(
 func (a *Attacher) Attach(
 	ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, to intent.AttachTo,
 ) error {
-	ctx, cancel := by.Waiting(ctx)
+	ctx, cancel := by.WaitContext(ctx)
 	defer cancel()
 	if !to.Used && !v.Ephemeral {
 		if err := a.endEarlier(ctx, v.VolumeKey(), to.Node); err != nil {
@@ -141,7 +141,7 @@ func (a *Attacher) Attach(
 func (a *Attacher) Detach(
 	ctx context.Context, by intent.Caller, key registry.VolumeKey, node registry.NodeName, then ...registry.Decision,
 ) error {
-	ctx, cancel := by.Waiting(ctx)
+	ctx, cancel := by.WaitContext(ctx)
 	defer cancel()
 	if err := a.deleteUnbegun(ctx, key, node); err != nil {
 		return err
@@ -212,7 +212,7 @@ func (a *Attacher) Provide(
 
 // Settle is Controller.Settle at the executor.
 func (a *Attacher) Settle(ctx context.Context, by intent.Caller, open registry.Intent) error {
-	ctx, cancel := by.Waiting(ctx)
+	ctx, cancel := by.WaitContext(ctx)
 	defer cancel()
 	executor, _, err := a.executor(ctx, open.Volume, "")
 	if err != nil {

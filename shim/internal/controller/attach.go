@@ -303,5 +303,5 @@ func (m *Controller) Settle(ctx context.Context, by intent.Caller, open registry
 	default:
 		return registry.Errorf(registry.ErrInternal, "%s is not a controller call for a volume in use", open.RPC)
 	}
-	return intent.Settled(err)
+	return intent.Unsettled(err)
 }

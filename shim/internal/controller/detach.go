@@ -325,7 +325,7 @@ func (m *Controller) takeDown(
 	if err = m.settleAlteration(ctx, by, k.Volume, intent.PolicyOf); err == nil {
 		err = m.Detach(ctx, by, k.Volume, k.Node)
 	}
-	if err != nil && (intent.Settled(err) == nil || errors.Is(err, registry.ErrDamaged)) {
+	if err != nil && (intent.Unsettled(err) == nil || errors.Is(err, registry.ErrDamaged)) {
 		return errors.Join(err, m.keepAttached(ctx, k))
 	}
 	if err != nil {

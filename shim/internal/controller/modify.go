@@ -235,7 +235,7 @@ func (m *Controller) settleAlteration(
 	if err != nil || !open.RPC.Alters() {
 		return err
 	}
-	return intent.Settled(m.repeatAlteration(ctx, by, v, policy(open.RPC), open.RPC))
+	return intent.Unsettled(m.repeatAlteration(ctx, by, v, policy(open.RPC), open.RPC))
 }
 
 // repeatAlteration repeats the call that is open for the volume. It does not check again whether the volume may be
@@ -264,7 +264,7 @@ func (m *Controller) LeaveAlteration(ctx context.Context, key registry.VolumeKey
 		if !known {
 			return change, nil
 		}
-		why := intent.NoEnd(open)
+		why := intent.UnknownEnd(open)
 		if open.RPC == registry.ControllerModifyRPC {
 			v.Modification.Code, v.Modification.Detail = why.Code, why.Detail
 		} else {

@@ -249,7 +249,7 @@ func (s *Snapshots) store(
 	ended := false // at this node's plugin
 	if failure != nil {
 		err = failure
-		ended = intent.Ends(failure) && slices.Contains(next.Senders, s.volumes.Sender.Node) &&
+		ended = intent.EndsCall(failure) && slices.Contains(next.Senders, s.volumes.Sender.Node) &&
 			s.volumes.Executors.OneInstance(next.Plugin)
 	}
 	again := next.Failure.RPC == was.Failure.RPC && next.Failure.Code == was.Failure.Code

@@ -14,8 +14,8 @@ type Caller struct {
 	RetryUntil    time.Time // neither a try begins nor a wait for a plugin lasts after this time; zero: no limit
 }
 
-// Waiting returns a context that ends at RetryUntil, for waits. A call under way has its own deadline instead.
-func (c Caller) Waiting(ctx context.Context) (context.Context, context.CancelFunc) {
+// WaitContext returns a context for waits, which ends at RetryUntil. A call under way has its own deadline instead.
+func (c Caller) WaitContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	if c.RetryUntil.IsZero() {
 		return context.WithCancel(ctx)
 	}

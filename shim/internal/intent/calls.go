@@ -44,7 +44,7 @@ type AttachTo struct {
 func (c Calls) Await(
 	ctx context.Context, by Caller, role registry.Role, id registry.PluginID,
 ) (registry.Instance, error) {
-	ctx, cancel := by.Waiting(ctx)
+	ctx, cancel := by.WaitContext(ctx)
 	defer cancel()
 	inst, err := c.Plugins.Await(ctx, role, id)
 	switch {
@@ -56,19 +56,21 @@ func (c Calls) Await(
 	return inst, fmt.Errorf("node plugin %s: %w", id, err)
 }
 
-// AwaitFor waits as Await does, for a call for one volume. If the plugin has several instances, an older one gets the
-// call if the same call may still run there, or if its process serves a mount of the volume.
+// AwaitFor waits as Await does, for a call for one volume. If the plugin has several instances, the call goes to the
+// healthy one at which an open call for the volume may still run, which got a call of a CSI endpoint's client for it,
+// or which serves a mount of the volume. Then AwaitFor does not wait.
 func (c Calls) AwaitFor(
 	ctx context.Context, by Caller, role registry.Role, key registry.VolumeKey,
 ) (registry.Instance, error) {
-	if inst, found := c.bound(ctx, role, key); found {
+	if inst, found := c.boundInstance(ctx, role, key); found {
 		return inst, nil
 	}
 	return c.Await(ctx, by, role, key.Plugin)
 }
 
-// bound returns the healthy instance, if any, that gets the calls for the volume in place of the active one.
-func (c Calls) bound(
+// boundInstance returns the healthy instance, if any, that gets the calls for the volume in place of the active one:
+// see AwaitFor.
+func (c Calls) boundInstance(
 	ctx context.Context, role registry.Role, key registry.VolumeKey,
 ) (inst registry.Instance, found bool) {
 	members := c.Plugins.Members(role, key.Plugin)
@@ -111,7 +113,7 @@ func (c Calls) bound(
 func (c Calls) FindFor(
 	ctx context.Context, role registry.Role, key registry.VolumeKey,
 ) (inst registry.Instance, found bool) {
-	if inst, found = c.bound(ctx, role, key); found {
+	if inst, found = c.boundInstance(ctx, role, key); found {
 		return inst, true
 	}
 	return c.Plugins.Find(role, key.Plugin)
@@ -183,9 +185,9 @@ func Supports(inst registry.Instance, usages ...registry.Usage) error {
 		multi = registry.ControllerMulti
 	}
 	for _, u := range usages {
-		newer := u.Access == registry.SingleNodeSingleWriter || u.Access == registry.SingleNodeMultiWriter
+		needsMulti := u.Access == registry.SingleNodeSingleWriter || u.Access == registry.SingleNodeMultiWriter
 		switch {
-		case newer && !inst.Fingerprint.Has(multi):
+		case needsMulti && !inst.Fingerprint.Has(multi):
 			return registry.Errorf(registry.ErrUnsupported,
 				"plugin %s does not know the access mode %s (it lacks %s); use %s",
 				inst.Plugin, u.Access, multi, registry.SingleNodeWriter)
@@ -203,7 +205,7 @@ func FeasibleAt(
 	plugins Plugins, role registry.Role, id registry.PluginID, u registry.Usage,
 ) []registry.Infeasible {
 	inst, found := plugins.Find(role, id)
-	return feasible(inst, found, "this node", role, id, u)
+	return infeasibleReasons(inst, found, "this node", role, id, u)
 }
 
 // FeasibleOn returns the reasons of FeasibleAt for another node.
@@ -211,10 +213,12 @@ func FeasibleOn(
 	node registry.Node, role registry.Role, id registry.PluginID, u registry.Usage,
 ) []registry.Infeasible {
 	inst, found := node.Find(role, id)
-	return feasible(inst, found, "node "+string(node.Name), role, id, u)
+	return infeasibleReasons(inst, found, "node "+string(node.Name), role, id, u)
 }
 
-func feasible(
+// infeasibleReasons returns the reasons why the instance cannot serve the usage. If found is false, there is no
+// instance. where names the node for people.
+func infeasibleReasons(
 	inst registry.Instance, found bool, where string, role registry.Role, id registry.PluginID, u registry.Usage,
 ) (reasons []registry.Infeasible) {
 	add := func(kind registry.InfeasibleKind, format string, args ...any) {

@@ -24,9 +24,9 @@ type delivery struct {
 	Sender
 	Call
 	doubt  bool                 // an earlier try, or the call that this one undoes, had no certain answer
-	repeat bool                 // this call repeats or undoes an earlier one that may still run at the plugin
-	by     registry.ExecutorKey // of the executor that sends the call; zero: any node may
-	sender registry.NodeName    // the executor that sends the call; empty: it needs none
+	mayRun bool                 // an earlier call, which this one repeats or undoes, may still run at the plugin
+	by     registry.ExecutorKey // of the executor that has to send the call; zero: any node may send it
+	sender registry.NodeName    // this node, if it sends the call as the executor; else empty
 }
 
 // open stores the intent, together with the outcome of the call before. Without a call before, it joins an intent that
@@ -50,7 +50,8 @@ func (d *delivery) open(ctx context.Context, before *delivery) error {
 	return err
 }
 
-// openChange returns the change that opens the intent.
+// openChange returns the change that opens the intent, and makes that intent the delivery's own. It fails if the call
+// is not legal now, if this node must not send it, or if Before fails.
 func (d *delivery) openChange(view registry.View) (change registry.Change, err error) {
 	next := d.Intent
 	next.Attempt, next.Outcome, next.Since = 1, registry.OutcomePending, d.Now()
@@ -63,11 +64,11 @@ func (d *delivery) openChange(view registry.View) (change registry.Change, err e
 		return registry.Change{}, err
 	}
 	if open, found := d.OpenCall(view, next); found {
-		if err := legal(executor, open, next); err != nil {
+		if err := checkLegal(executor, open, next); err != nil {
 			return registry.Change{}, err
 		}
 		next.Senders = WithSender(open.Senders, executor.Holder)
-		d.doubt, d.repeat = true, MayRun(open)
+		d.doubt, d.mayRun = true, MayRun(open)
 		if repeats(open, next) {
 			next.Attempt, next.Since, next.Code, next.Detail = open.Attempt+1, open.Since, open.Code, open.Detail
 		}
@@ -94,7 +95,7 @@ func (d *delivery) join(ctx context.Context) (joined bool, err error) {
 		if err != nil || executor.Holder != "" && !slices.Contains(open.Senders, executor.Holder) {
 			return err
 		}
-		joined, d.doubt, d.repeat = true, true, MayRun(open)
+		joined, d.doubt, d.mayRun = true, true, MayRun(open)
 		d.Intent, d.sender = open, executor.Holder
 		d.Intent.Attempt++
 		return nil
@@ -102,8 +103,8 @@ func (d *delivery) join(ctx context.Context) (joined bool, err error) {
 	return joined, err
 }
 
-// executor returns the executor of the call's plugin, which is this node, and sets d.by. It is zero if any node may
-// send the call.
+// executor returns the executor of the call's plugin, and sets d.by. It returns an error if another node is the
+// executor. The executor is zero if this node may send the call without being one: see Executors.Check.
 func (d *delivery) executor(view registry.View) (registry.Executor, error) {
 	if d.Executors == nil || d.Intent.RPC.OnNode() {
 		return registry.Executor{}, nil
@@ -152,8 +153,8 @@ func (d *delivery) retry(ctx context.Context) error {
 			return d.giveUp(ctx, err)
 		}
 		if delay >= recordAlways || delay >= recordNew && !d.isRecorded(err) {
-			if failed := d.keepOpen(ctx, err, d.Now().Add(delay)); failed != nil {
-				return errors.Join(err, failed)
+			if storeErr := d.keepOpen(ctx, err, d.Now().Add(delay)); storeErr != nil {
+				return errors.Join(err, storeErr)
 			}
 		}
 		if !Sleep(ctx, delay) || d.Pause.Wait(ctx, d.Intent.Operation) != nil {
@@ -169,7 +170,7 @@ func (d *delivery) retry(ctx context.Context) error {
 
 // try sends the call once. It returns nil if the call is done.
 func (d *delivery) try(ctx context.Context) *registry.CallError {
-	ctx, end := drained(ctx, d.Drain, d.Policy.Deadline)
+	ctx, end := callContext(ctx, d.Drain, d.Policy.Deadline)
 	defer end()
 	err := callError(d.Intent.RPC, d.send(ctx))
 	if err != nil && d.doubt && !Answers(err.Code) {
@@ -193,7 +194,7 @@ func (d *delivery) send(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	return d.executed(ctx, d.by, func(ctx context.Context) error {
+	return d.callAsExecutor(ctx, d.by, func(ctx context.Context) error {
 		if err := d.checkSend(ctx); err != nil {
 			return err
 		}
@@ -201,12 +202,12 @@ func (d *delivery) send(ctx context.Context) (err error) {
 	})
 }
 
-// storeTry stores the task and the sender of the next try.
+// storeTry stores the task and the sender of the next try, in the intent and then in d.Intent.
 func (d *delivery) storeTry(ctx context.Context, at registry.TaskKey) error {
 	next := d.Intent
 	next.At = at
 	err := d.store(ctx, func(view registry.View) registry.Change {
-		open, _ := d.OpenCall(view, d.Intent) // another node may have sent it since
+		open, _ := d.OpenCall(view, d.Intent) // another node may have sent the call since
 		next.Senders = WithSender(open.Senders, d.sender)
 		return registry.Change{Put: []registry.Record{next}}
 	})
@@ -231,7 +232,7 @@ func (d *delivery) checkSend(ctx context.Context) error {
 			return err
 		}
 		if open, _ := d.OpenCall(view, d.Intent); !slices.Contains(open.Senders, d.sender) {
-			d.Intent.Senders = open.Senders // a commit without a known outcome was carried out; the next try adds it
+			d.Intent.Senders = open.Senders // a commit of unknown outcome has removed this node; the next try adds it
 			return registry.Errorf(registry.ErrUnavailable, "the record of %s of %s has changed", open.RPC, open.Name)
 		}
 		return view.Blocks(executor, d.Intent)
@@ -245,13 +246,14 @@ const retryDivisor = 3
 // delay returns the wait after a try with the code. After ABORTED for an earlier call that still runs, the first wait
 // is short, because most calls are short. Later waits grow with the time that the call has run.
 func (d *delivery) delay(code string) time.Duration {
-	if d.repeat && code == "ABORTED" {
+	if d.mayRun && code == "ABORTED" {
 		wait := min(max(2*DrainTime, d.Now().Sub(d.Intent.Since)/retryDivisor), d.Policy.Backoff.Max)
 		return Backoff{First: wait, Max: wait}.Delay(1, rand.Float64())
 	}
 	return d.Policy.Backoff.Delay(d.Intent.Attempt, rand.Float64())
 }
 
+// renew calls Call.Renew, if it is set, for at most Grace.
 func (d *delivery) renew(ctx context.Context) {
 	if d.Renew == nil {
 		return
@@ -305,14 +307,14 @@ func (d *delivery) endedChange(view registry.View, failed bool) registry.Change 
 }
 
 // giveUp stores the last error and returns it with advice. It closes the intent of a failed call. The intent of an
-// uncertain call stays open.
+// uncertain call stays open; nothing is stored for it if the shim releases the state, because the next shim repeats it.
 func (d *delivery) giveUp(ctx context.Context, err *registry.CallError) error {
-	var failed error
+	var storeErr error
 	err.Attempt = d.Intent.Attempt
-	with := advised{err, d.Policy.Row(err.Code).Advice}
+	withAdvice := advisedError{err, d.Policy.Row(err.Code).Advice}
 	switch {
 	case err.Outcome == registry.OutcomeFailed:
-		failed = d.store(ctx, func(view registry.View) registry.Change {
+		storeErr = d.store(ctx, func(view registry.View) registry.Change {
 			change := registry.Change{Delete: []registry.Key{d.Intent.Key()}, Events: d.failureEvents(err)}
 			change = change.And(d.endedChange(view, true))
 			if d.Failed != nil {
@@ -325,30 +327,32 @@ func (d *delivery) giveUp(ctx context.Context, err *registry.CallError) error {
 		if d.RepeatAfter > 0 {
 			next = d.Now().Add(d.RepeatAfter)
 		}
-		failed = d.keepOpen(ctx, err, next)
+		storeErr = d.keepOpen(ctx, err, next)
 	}
 	if ctx.Err() != nil {
-		return errors.Join(fmt.Errorf("%w (given up: %w)", with, context.Cause(ctx)), failed)
+		return errors.Join(fmt.Errorf("%w (given up: %w)", withAdvice, context.Cause(ctx)), storeErr)
 	}
-	return errors.Join(with, failed)
+	return errors.Join(withAdvice, storeErr)
 }
 
-// advised is a call's error with advice for an operator.
-type advised struct {
+// advisedError is a call's error with advice for an operator.
+type advisedError struct {
 	*registry.CallError
 	advice string
 }
 
-func (e advised) Error() string { return e.CallError.Error() + "; " + e.advice }
-func (e advised) Unwrap() error { return e.CallError }
+func (e advisedError) Error() string { return e.CallError.Error() + "; " + e.advice }
+func (e advisedError) Unwrap() error { return e.CallError }
 
-// keepOpen stores that the call has no certain answer, and when the next try is.
+// keepOpen stores the last error of a call whose intent stays open, and when the next try is. If the error shows that
+// the call has ended at the plugin, this node is no longer among the senders.
 func (d *delivery) keepOpen(ctx context.Context, err *registry.CallError, next time.Time) error {
 	events := d.failureEvents(err)
 	d.Intent.Outcome, d.Intent.Code, d.Intent.Detail, d.Intent.Next = err.Outcome, err.Code, err.Detail, next
 	return d.store(ctx, func(view registry.View) registry.Change {
 		open, _ := d.OpenCall(view, d.Intent)
-		if d.Intent.Senders = open.Senders; d.sender != "" && Ends(err) && d.Executors.OneInstance(d.by.Plugin) {
+		d.Intent.Senders = open.Senders
+		if d.sender != "" && EndsCall(err) && d.Executors.OneInstance(d.by.Plugin) {
 			d.Intent.Senders = WithoutSender(open.Senders, d.sender)
 		}
 		return registry.Change{Put: []registry.Record{d.Intent}, Events: events}
@@ -374,8 +378,8 @@ func (d *delivery) isRecorded(err *registry.CallError) bool {
 }
 
 // store commits the change and further decisions. It does so even if ctx has ended, so that the outcome is not lost
-// with the caller. If the intent is no longer open, it stores nothing. If another node may be the executor now, it
-// stores nothing either, because the new executor repeats the call.
+// with the caller. If the intent is no longer open, it stores nothing and returns errClosed. If another node may be the
+// executor now, it stores nothing and returns an ErrUnavailable: the new executor repeats the call.
 func (d *delivery) store(
 	ctx context.Context, change func(registry.View) registry.Change, then ...registry.Decision,
 ) error {

@@ -3,9 +3,9 @@
 // that commit also opens the next intent. Locks serialize all work on a volume.
 //
 // At most one intent is open per volume. While it is open, only the same call (same RPC, same hash) or its undo may be
-// sent for the volume (legal). For other calls, the Sender returns an ErrConflict that names the open call. A call is
-// done, failed or uncertain. It is uncertain without an answer, after an answer that does not say whether the call took
-// effect, and after its context has ended. The intent of an uncertain call stays open.
+// sent for the volume (checkLegal). For other calls, the Sender returns an ErrConflict that names the open call. A call
+// is done, failed or uncertain. It is uncertain without an answer, after an answer that does not say whether the call
+// took effect, and after its context has ended. The intent of an uncertain call stays open.
 //
 // Marks that Call.Before sets to sent stay so when the call fails, so that whatever was sent is undone.
 package intent

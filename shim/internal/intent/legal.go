@@ -23,9 +23,10 @@ var undo = map[registry.RPC]registry.RPC{
 	registry.NodePublishRPC:       registry.NodeUnpublishRPC,
 }
 
-// legal returns nil if next may be sent while open is the open intent of the volume. While the open call may still run
-// at a former executor's plugin, only its repetition is legal; later, its undo too. ErrConflict names open.
-func legal(executor registry.Executor, open, next registry.Intent) error {
+// checkLegal returns nil if next may be sent while open is the open intent of the volume: if next repeats or undoes the
+// open call. While the open call may still run at a former executor's plugin, its undo has to wait: ErrUnavailable
+// names that node. In any other case ErrConflict names the open call.
+func checkLegal(executor registry.Executor, open, next registry.Intent) error {
 	if repeats(open, next) {
 		return nil
 	}
@@ -40,7 +41,8 @@ func legal(executor registry.Executor, open, next registry.Intent) error {
 	return registry.Errorf(registry.ErrConflict, "%s of %s cannot be sent now: %s", next.RPC, next.Name, Describe(open))
 }
 
-// WithSender returns the senders of a call with the executor that is about to send it; empty: it needs none.
+// WithSender returns the senders of a call with the executor that is about to send it. If the executor is empty, the
+// call needs none, and the senders stay as they are.
 func WithSender(senders []registry.NodeName, executor registry.NodeName) []registry.NodeName {
 	if executor == "" || slices.Contains(senders, executor) {
 		return senders
@@ -53,8 +55,9 @@ func WithoutSender(senders []registry.NodeName, executor registry.NodeName) []re
 	return slices.DeleteFunc(slices.Clone(senders), func(n registry.NodeName) bool { return n == executor })
 }
 
-// Ends reports whether a plugin that has answered with an error does not run the call any more, whatever its effect.
-func Ends(err *registry.CallError) bool {
+// EndsCall reports whether a plugin that has answered with an error does not run the call any more, whatever its
+// effect.
+func EndsCall(err *registry.CallError) bool {
 	return Answers(err.Code) && err.Code != "ABORTED" && !RejectsCall(err.Code)
 }
 
@@ -150,18 +153,18 @@ func RejectsCall(code string) bool {
 	return false
 }
 
-// NoEnd returns the error of an open call whose outcome is no longer awaited. Even if the last answer was certain, the
-// error is vague, because a later try may be under way.
-func NoEnd(open registry.Intent) *registry.CallError {
-	said := &registry.CallError{RPC: open.RPC, Code: open.Code, Detail: cmp.Or(open.Detail, "it has no answer")}
+// UnknownEnd returns the error of an open call whose outcome is no longer awaited. Even if the last answer was certain,
+// the error is vague, because a later try may be under way.
+func UnknownEnd(open registry.Intent) *registry.CallError {
+	unknown := &registry.CallError{RPC: open.RPC, Code: open.Code, Detail: cmp.Or(open.Detail, "it has no answer")}
 	if open.Code == "" || !Inconclusive(open.Code) {
-		said.Code = "UNKNOWN"
+		unknown.Code = "UNKNOWN"
 	}
-	return said
+	return unknown
 }
 
-// Settled returns nil if the call has certainly ended: err is nil or a certain failure. Otherwise it returns err.
-func Settled(err error) error {
+// Unsettled returns nil if the call has certainly ended: err is nil or a certain failure. Otherwise it returns err.
+func Unsettled(err error) error {
 	if call, ok := errors.AsType[*registry.CallError](err); ok && call.Outcome == registry.OutcomeFailed &&
 		!errors.Is(err, registry.ErrUncertain) {
 		return nil

@@ -27,7 +27,7 @@ type Key fmt.Stringer
 
 type lock struct {
 	token   chan struct{}           // holds one while the lock is held
-	holds   string                  // description of the holder's operation
+	holder  string                  // description of the holder's operation; stays until the next holder
 	users   int                     // the holder and waiters
 	locking int                     // how many of them called Lock
 	yield   context.CancelCauseFunc // cancels a holder that called LockYielding; otherwise nil
@@ -80,7 +80,8 @@ func (l *Locks) lock(
 	held, cancel := context.WithCancelCause(ctx)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if lk.holds = what; yields {
+	lk.holder = what
+	if yields {
 		lk.yield = cancel
 		if lk.locking > 0 {
 			cancel(ErrYielded)
@@ -102,7 +103,7 @@ func (l *Locks) Busy(k Key) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if lk := l.locks[k]; lk != nil {
-		return lk.holds
+		return lk.holder
 	}
 	return ""
 }
@@ -152,5 +153,5 @@ func (l *Locks) leave(k Key, lk *lock, yields bool) (busy string) {
 	if lk.users--; lk.users == 0 {
 		delete(l.locks, k)
 	}
-	return lk.holds
+	return lk.holder
 }

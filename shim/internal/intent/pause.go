@@ -13,9 +13,9 @@ import (
 // context ends. Its context ends when the shim releases the state, and the next shim then makes the call. The zero
 // value is not paused.
 type Pause struct {
-	mu     sync.Mutex    // guards all fields below; held only briefly
-	ended  chan struct{} // closed when the pause ends; nil: there is none
-	notify func(op registry.OperationID, waiting bool)
+	mu     sync.Mutex                                  // guards all fields below; held only briefly
+	ended  chan struct{}                               // closed when the pause ends; nil: there is none
+	notify func(op registry.OperationID, waiting bool) // set by Notify; may be nil
 }
 
 // Begin begins the pause. It does nothing if the pause has begun.
@@ -37,15 +37,16 @@ func (p *Pause) End() {
 	}
 }
 
-// Notify sets f. It is called when a call of an operation begins to wait for the end of a pause, and after the wait.
+// Notify sets the function that is called when a call of an operation begins to wait for the end of a pause, and after
+// the wait. It replaces an earlier function.
 func (p *Pause) Notify(f func(op registry.OperationID, waiting bool)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.notify = f
 }
 
-// current returns a channel that is closed when the pause ends, and the function that Notify has set. If there is no
-// pause, the channel is nil.
+// current returns a channel that is closed when the pause ends, and the function that Notify has set, or one that does
+// nothing. If there is no pause, the channel is nil.
 func (p *Pause) current() (ended <-chan struct{}, notify func(registry.OperationID, bool)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -55,7 +56,7 @@ func (p *Pause) current() (ended <-chan struct{}, notify func(registry.Operation
 	return p.ended, notify
 }
 
-// paused reports whether there is a pause now.
+// paused reports whether there is a pause now. A nil *Pause is never paused.
 func (p *Pause) paused() bool {
 	if p == nil {
 		return false
@@ -97,9 +98,9 @@ func Released(ctx context.Context) bool {
 	return ctx.Err() != nil && errors.Is(context.Cause(ctx), ErrReleased)
 }
 
-// drained returns a context for a call that begins now. It ends with ctx, or after limit. If ctx ends with ErrReleased,
-// the call may still use the rest of its drain time.
-func drained(ctx context.Context, drain, limit time.Duration) (context.Context, context.CancelFunc) {
+// callContext returns a context for a call that begins now. It ends with ctx, or after limit. If ctx ends with
+// ErrReleased, the call may still use the rest of its drain time.
+func callContext(ctx context.Context, drain, limit time.Duration) (context.Context, context.CancelFunc) {
 	if ctx.Err() != nil {
 		return context.WithCancel(ctx)
 	}

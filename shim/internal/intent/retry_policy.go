@@ -193,21 +193,21 @@ var Policies = map[registry.RPC]Policy{
 			"detached: see there whether it is"),
 	}),
 	registry.NodeStageRPC:     policy(5*time.Minute, quick, nil), // may make a file system
-	registry.NodeUnstageRPC:   policy(2*time.Minute, quick, unmounting()),
+	registry.NodeUnstageRPC:   policy(2*time.Minute, quick, unmountRows()),
 	registry.NodePublishRPC:   policy(2*time.Minute, quick, nil),
-	registry.NodeUnpublishRPC: policy(2*time.Minute, quick, unmounting()),
-	registry.ControllerExpandRPC: policy(2*time.Minute, slow, altering(map[string]Row{
+	registry.NodeUnpublishRPC: policy(2*time.Minute, quick, unmountRows()),
+	registry.ControllerExpandRPC: policy(2*time.Minute, slow, alterRows(map[string]Row{
 		"FAILED_PRECONDITION": failed(few,
 			"the plugin does not expand the volume while it is used: end its jobs, and expand it then"),
 		"OUT_OF_RANGE":       failed(1, "the plugin cannot make the volume so large: ask for another size"),
 		"RESOURCE_EXHAUSTED": failed(few, "the plugin's storage has no room for it: make some, or ask for less"),
 	})),
-	registry.ControllerModifyRPC: policy(2*time.Minute, slow, altering(map[string]Row{
+	registry.ControllerModifyRPC: policy(2*time.Minute, slow, alterRows(map[string]Row{
 		"INVALID_ARGUMENT": failed(1,
 			"the plugin refuses the parameters: see its documentation for names and values"),
 		"RESOURCE_EXHAUSTED": failed(few, "the plugin's storage has no room for it: make some, or ask for less"),
 	})),
-	registry.NodeExpandRPC: policy(2*time.Minute, quick, altering(map[string]Row{
+	registry.NodeExpandRPC: policy(2*time.Minute, quick, alterRows(map[string]Row{
 		"FAILED_PRECONDITION": failed(1,
 			"the volume cannot grow while it is mounted as it is: end its jobs; it is tried again at the next mount"),
 		"OUT_OF_RANGE":       failed(1, "the node's plugin cannot make the volume so large: its log may say why"),
@@ -215,9 +215,9 @@ var Policies = map[registry.RPC]Policy{
 	})),
 }
 
-// unmounting returns the rows that differ for calls that remove a mount. A plugin that has lost its records returns one
-// of these codes each time. The mount stays, because only an operator can know that it is unused.
-func unmounting() map[string]Row {
+// unmountRows returns the rows that differ for calls that remove a mount. A plugin that has lost its records returns
+// one of these codes each time. The mount stays, because only an operator can know that it is unused.
+func unmountRows() map[string]Row {
 	const byHand = "end what uses the mount and umount it by hand; the rest follows by itself"
 	return map[string]Row{
 		"NOT_FOUND": failed(1, "the plugin does not know the volume any more, and leaves it mounted: "+byHand),
@@ -226,10 +226,10 @@ func unmounting() map[string]Row {
 	}
 }
 
-// altering returns the rows that differ for expansions and modifications. They have no undo, and no other call depends
+// alterRows returns the rows that differ for expansions and modifications. They have no undo, and no other call depends
 // on them, so an answered call does not block other calls for its volume. Repeating the call shows whether it took
 // effect.
-func altering(differing map[string]Row) map[string]Row {
+func alterRows(differing map[string]Row) map[string]Row {
 	differing["UNKNOWN"] = failed(few, "the plugin failed, and does not say how: its log may")
 	differing["INTERNAL"] = failed(few, "something failed inside the plugin: its log should say what")
 	differing["DATA_LOSS"] = failed(few, "the plugin says that data is lost: look at its storage before anything else")

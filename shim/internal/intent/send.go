@@ -79,10 +79,10 @@ func (s Sender) Executes(view registry.View, by registry.ExecutorKey) error {
 // its policy, and stores its outcome. The outcome of a call and the intent of the next one are one commit. Send stops
 // retrying when ctx ends or RetryUntil has passed. It returns nil when all calls are done and their outcomes are
 // stored. After an error, the calls after the failed one were not sent. If the error is not ErrUncertain, the failed
-// call does not run.
+// call does not run. With s.Late, Send only repeats the first call, once.
 func (s Sender) Send(ctx context.Context, calls ...Call) (err error) {
 	if s.Late != nil {
-		return s.repeat(ctx, calls[0])
+		return s.repeatLate(ctx, calls[0])
 	}
 	var done *delivery // the call whose outcome is not stored yet
 	for _, c := range calls {
@@ -142,13 +142,14 @@ func (s Sender) Once(
 	if err := s.Pause.Wait(ctx, op); err != nil {
 		return err
 	}
-	ctx, end := drained(ctx, s.Drain, deadline)
+	ctx, end := callContext(ctx, s.Drain, deadline)
 	defer end()
-	return s.executed(ctx, by, do)
+	return s.callAsExecutor(ctx, by, do)
 }
 
-// executed makes a call that only the executor by may send; zero: any node may.
-func (s Sender) executed(ctx context.Context, by registry.ExecutorKey, do func(context.Context) error) error {
+// callAsExecutor calls do, which sends a call that only the executor by may send; zero: any node may. If another node
+// may be the executor now, it returns an ErrUnavailable instead.
+func (s Sender) callAsExecutor(ctx context.Context, by registry.ExecutorKey, do func(context.Context) error) error {
 	if s.Executors == nil || by.Plugin == "" {
 		return do(ctx)
 	}
@@ -160,8 +161,8 @@ func (s Sender) executed(ctx context.Context, by registry.ExecutorKey, do func(c
 	return do(ctx)
 }
 
-// repeat repeats once a call that this node has begun as a former executor.
-func (s Sender) repeat(ctx context.Context, c Call) error {
+// repeatLate is Repeat for s.Late. It returns an ErrConflict if c is not that call.
+func (s Sender) repeatLate(ctx context.Context, c Call) error {
 	if c.Intent.RPC != s.Late.RPC || c.Intent.Hash != s.Late.Hash {
 		return registry.Errorf(registry.ErrConflict, "%s of %s cannot be repeated: its volume has changed",
 			s.Late.RPC, s.Late.For)
@@ -182,10 +183,10 @@ func (s Sender) Repeat(
 			return err
 		}
 	}
-	ctx, end := drained(ctx, s.Drain, PolicyOf(late.RPC).Deadline)
+	ctx, end := callContext(ctx, s.Drain, PolicyOf(late.RPC).Deadline)
 	defer end()
 	err := callError(late.RPC, do(ctx))
-	if err == nil || Ends(err) {
+	if err == nil || EndsCall(err) {
 		return nil
 	}
 	return err

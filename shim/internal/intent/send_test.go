@@ -416,7 +416,7 @@ func TestRetryUntilCutsNoCallOff(t *testing.T) {
 			took < 10*time.Second {
 			t.Errorf("tried for %s: %v", took, err)
 		}
-		waiting, cancel := Caller{RetryUntil: time.Now().Add(time.Second)}.Waiting(t.Context())
+		waiting, cancel := Caller{RetryUntil: time.Now().Add(time.Second)}.WaitContext(t.Context())
 		defer cancel()
 		if end, has := waiting.Deadline(); !has || time.Until(end) != time.Second {
 			t.Errorf("a wait ends at %s", end)

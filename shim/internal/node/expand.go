@@ -220,7 +220,7 @@ func (s *Stager) grow(ctx context.Context, by intent.Caller, st state, where sit
 		return err
 	})
 	if refused && ctx.Err() == nil {
-		return intent.Settled(err)
+		return intent.Unsettled(err)
 	}
 	return err
 }
@@ -264,7 +264,7 @@ func (s *Stager) recordUnable(ctx context.Context, st state, inst registry.Insta
 // LeaveExpansion closes an open NodeExpandVolume without waiting for its outcome, and reports whether there was one.
 func (s *Stager) LeaveExpansion(ctx context.Context, key registry.VolumeKey) (left bool, err error) {
 	return s.closeExpansion(ctx, key, func(open registry.Intent, n registry.NodeExpansion) registry.NodeExpansion {
-		return n.WithError(intent.NoEnd(open))
+		return n.WithError(intent.UnknownEnd(open))
 	})
 }
 

@@ -79,7 +79,7 @@ func (req *request) recordControllerWait(ctx context.Context) func(what string) 
 // bounded returns a context for a wait for a plugin. It ends at RetryUntil, and has a deadline even if the caller set
 // none.
 func (req *request) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	waiting, cancel := req.by.Waiting(ctx)
+	waiting, cancel := req.by.WaitContext(ctx)
 	if _, has := waiting.Deadline(); has {
 		return waiting, cancel
 	}

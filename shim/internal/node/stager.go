@@ -215,7 +215,7 @@ func (s *Stager) event(kind registry.EventKind, i registry.Intent, detail string
 // again, with the recorded arguments. It undoes a publish instead if its secrets are unavailable or its stage is gone.
 // The caller holds the volume's lock.
 func (s *Stager) Settle(ctx context.Context, by intent.Caller, open registry.Intent) error {
-	return intent.Settled(s.sendAgain(ctx, by, open))
+	return intent.Unsettled(s.sendAgain(ctx, by, open))
 }
 
 // sendAgain sends the open call again.
