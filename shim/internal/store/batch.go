@@ -87,7 +87,7 @@ func (b *batch) draftPut(record registry.Record, other []byte) (p put, isNew boo
 	}
 	text, err := mergedText(record, other)
 	if err == nil {
-		p.text, err = b.forms.written(p.key.Bucket, text)
+		p.text, err = b.forms.toStored(p.key.Bucket, text)
 	}
 	if err != nil {
 		return p, false, registry.Errorf(registry.ErrInternal, "encode %s %q: %w", p.key.Bucket, p.key.Path, err)

@@ -37,7 +37,7 @@ func (s *Store) Check() []error {
 	}
 	defer func() { _ = tx.Rollback() }()
 	c := newChecker(s.reader(tx, p.head), s.options.EventLimit)
-	if err := catchDamage(c.all); err != nil {
+	if err := catchDamage(c.checkAll); err != nil {
 		c.report("%w", err)
 	}
 	return c.errs
@@ -52,7 +52,7 @@ func (s *Store) CheckRecords() []error {
 	}
 	defer s.readers.release(p)
 	c := newChecker(s.reader(p.tx, p.head), s.options.EventLimit)
-	if err := catchDamage(func() error { c.records(); return nil }); err != nil {
+	if err := catchDamage(func() error { c.checkRecords(); return nil }); err != nil {
 		c.report("%w", err)
 	}
 	return c.errs
@@ -81,33 +81,35 @@ func (c *checker) report(format string, args ...any) {
 	c.errs = append(c.errs, registry.Errorf(registry.ErrDamaged, format, args...))
 }
 
-func (c *checker) all() error {
+// checkAll reports violations of all rules. It returns an error if it had to stop.
+func (c *checker) checkAll() error {
 	for err := range c.tx.Check() {
 		c.report("bbolt: %w", err)
 	}
 	if err := checkContent(c.tx); err != nil {
 		c.report("%w", err)
 	}
-	c.records()
-	c.bucket(registry.BucketRequests)
+	c.checkRecords()
+	c.checkBucket(registry.BucketRequests)
 	for _, x := range registry.Indexes {
 		if got, want := bucketOf(c.tx, string(x.Bucket)).Stats().KeyN, c.entries[x.Bucket]; got != want {
 			c.report("%s has %d entries instead of %d", x.Bucket, got, want)
 		}
 	}
-	return c.events()
+	return c.checkEvents()
 }
 
-// records checks all records except answers.
-func (c *checker) records() {
+// checkRecords checks all records except answers (C2, C3, C5 to C7).
+func (c *checker) checkRecords() {
 	for _, bucket := range registry.Buckets { // volumes before claims, claims before refs
 		if bucket != registry.BucketRequests {
-			c.bucket(bucket)
+			c.checkBucket(bucket)
 		}
 	}
 }
 
-func (c *checker) bucket(bucket registry.Bucket) {
+// checkBucket checks the records of a bucket, and counts the index entries that they should have.
+func (c *checker) checkBucket(bucket registry.Bucket) {
 	_ = bucketOf(c.tx, string(bucket)).ForEach(func(key, value []byte) error {
 		record, err := c.decode(bucket, key, value)
 		if err != nil {
@@ -127,12 +129,14 @@ func (c *checker) bucket(bucket registry.Bucket) {
 				c.report("%s does not list %q", e.Bucket, e.Path)
 			}
 		}
-		c.references(record)
+		c.checkReferences(record)
 		return nil
 	})
 }
 
-func (c *checker) references(record registry.Record) {
+// checkReferences checks that the claim of a ref and the volume of a claim have been seen, and remembers each volume
+// and claim that it sees.
+func (c *checker) checkReferences(record registry.Record) {
 	switch r := record.(type) {
 	case registry.Volume:
 		if r.External != "" {
@@ -156,7 +160,8 @@ func (c *checker) clustered() bool {
 	return key != nil
 }
 
-func (c *checker) events() error {
+// checkEvents checks the events (C4).
+func (c *checker) checkEvents() error {
 	count, last := 0, c.floor
 	err := bucketOf(c.tx, bucketEvents).ForEach(func(key, value []byte) error {
 		var event registry.Event

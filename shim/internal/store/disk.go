@@ -22,7 +22,7 @@ const (
 
 // reserve makes sure that the disk has room for the pages in use, in bytes, and for the reserve. It is called before a
 // commit that adds something, so that a full disk refuses the commit before a byte is written. On a file system that
-// cannot allocate in advance, the write itself fails: see commitError.
+// cannot allocate in advance, reserve does nothing, and the write itself fails: see commitError.
 func (s *Store) reserve(used int64) error {
 	if used+reserveSize <= s.reserved {
 		return nil
@@ -38,7 +38,7 @@ func (s *Store) reserve(used int64) error {
 			"%s: the disk is full: %w; volumes can still be released, free some space for anything new", s.path, err)
 	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS):
 	case err != nil:
-		return registry.Errorf(registry.ErrExhausted, "make room in %s: %w", s.path, err)
+		return registry.Errorf(registry.ErrExhausted, "allocate space for %s: %w", s.path, err)
 	default:
 		if err := s.file.Sync(); err != nil {
 			return registry.Errorf(registry.ErrUnavailable, "sync %s: %w", s.path, err)
@@ -73,7 +73,7 @@ func (s *Store) reserveAtStart() {
 var errReadOnly = registry.Errorf(registry.ErrExhausted,
 	"the state is on a read-only file system; nothing is written until it is mounted for writing")
 
-// checkStillReadOnly returns an error once the file can be opened for writing. The shim then starts over.
+// checkStillReadOnly returns nil while the file cannot be opened for writing. Its error makes the shim start over.
 func (s *Store) checkStillReadOnly() error {
 	file, err := os.OpenFile(s.path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {

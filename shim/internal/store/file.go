@@ -225,7 +225,7 @@ func create(ctx context.Context, path string, s schema) error {
 		return registry.Errorf(registry.ErrUnavailable, "remove the file of an interrupted start: %w", err)
 	}
 	if err := writeEmpty(temp, s); err != nil {
-		return refused("create "+temp, err)
+		return diskError("create "+temp, err)
 	}
 	if err := os.Rename(temp, path); err != nil {
 		return registry.Errorf(registry.ErrUnavailable, "state file: %w", err)
@@ -236,20 +236,21 @@ func create(ctx context.Context, path string, s schema) error {
 	return nil
 }
 
-// refused wraps an error as ErrExhausted if the disk is full, else as ErrUnavailable.
-func refused(what string, err error) error {
+// diskError wraps an error as ErrExhausted if the disk is full or read-only, else as ErrUnavailable.
+func diskError(what string, err error) error {
 	if outOfSpace(err) {
 		return registry.Errorf(registry.ErrExhausted, "%s: %w; make room there", what, err)
 	}
 	return registry.Errorf(registry.ErrUnavailable, "%s: %w", what, err)
 }
 
+// writeEmpty creates a state file without records at temp, where no file may exist.
 func writeEmpty(temp string, s schema) error {
-	opened := func(name string, flag int, mode os.FileMode) (*os.File, error) {
+	openNew := func(name string, flag int, mode os.FileMode) (*os.File, error) {
 		return os.OpenFile(name, flag|os.O_EXCL|unix.O_NOFOLLOW, mode)
 	}
 	db, err := bolt.Open(temp, fileMode, &bolt.Options{
-		OpenFile: opened, FreelistType: bolt.FreelistMapType, NoStatistics: true,
+		OpenFile: openNew, FreelistType: bolt.FreelistMapType, NoStatistics: true,
 	})
 	if err != nil {
 		return err
@@ -258,7 +259,8 @@ func writeEmpty(temp string, s schema) error {
 	return errors.Join(err, db.Close())
 }
 
-// openBolt opens the file with bbolt, and reads the state on which Open bases its decisions. It takes over the file.
+// openBolt opens the file with bbolt, and reads the state on which Open bases its decisions. The database owns the file
+// from then on. After an error, the file is closed.
 func openBolt(path string, file *os.File, throwaway bool) (db *bolt.DB, found state, err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {

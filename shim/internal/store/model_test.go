@@ -218,7 +218,7 @@ func (m *model) expected(t *rapid.T, key registry.Key) object {
 			record[within].(object)["later"] = value
 		}
 	}
-	text, err := released.forms.written(key.Bucket, encode(record))
+	text, err := released.forms.toStored(key.Bucket, encode(record))
 	if err != nil {
 		t.Fatal(err)
 	}

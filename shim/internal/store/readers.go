@@ -20,7 +20,7 @@ type readers struct {
 	mu      sync.Mutex
 	current *pin
 	closed  bool
-	open    sync.WaitGroup
+	open    sync.WaitGroup // counts the views that have acquired a pin and not released it
 }
 
 // pin is a read transaction. Once it is replaced, its last user ends it.
@@ -48,11 +48,12 @@ func (r *readers) publish(db *bolt.DB) error {
 	last := r.current
 	r.current = next
 	r.mu.Unlock()
-	r.replace(last)
+	r.retire(last)
 	return nil
 }
 
-func (r *readers) replace(p *pin) {
+// retire marks a pin as replaced, and ends it if no view uses it; nil: there is none.
+func (r *readers) retire(p *pin) {
 	if p == nil {
 		return
 	}
@@ -93,7 +94,7 @@ func (r *readers) index() registry.Seq {
 	return r.current.seq
 }
 
-// close refuses new views and waits for running ones.
+// close refuses new views, waits for running ones, and ends the last transaction. A second call does nothing.
 func (r *readers) close() {
 	r.mu.Lock()
 	again := r.closed
@@ -103,16 +104,16 @@ func (r *readers) close() {
 		return
 	}
 	r.open.Wait()
-	r.replace(r.current)
+	r.retire(r.current)
 }
 
 // errBroken marks errors of the file, to tell them from errors that a caller's function returned.
 var errBroken = errors.New("the store is broken")
 
-// broken marks an error and keeps its text.
-type broken struct{ error }
+// brokenError marks an error with errBroken and keeps its text.
+type brokenError struct{ error }
 
-func (b broken) Unwrap() []error { return []error{b.error, errBroken} }
+func (b brokenError) Unwrap() []error { return []error{b.error, errBroken} }
 
 // recoverDamage turns two panics into an error: damage, and a fault of the mapped file. Reading a file that was cut off
 // causes such a fault. Other panics continue.
@@ -120,12 +121,12 @@ func recoverDamage(err *error) {
 	switch r := recover().(type) {
 	case nil:
 	case damage:
-		*err = broken{r.err}
+		*err = brokenError{r.err}
 	case interface {
 		error
 		Addr() uintptr
 	}:
-		*err = broken{registry.Errorf(registry.ErrDamaged, "the state file was cut off while it was open: %w", r)}
+		*err = brokenError{registry.Errorf(registry.ErrDamaged, "the state file was cut off while it was open: %w", r)}
 	default:
 		panic(r)
 	}

@@ -3,5 +3,5 @@ package store
 // Newest is the schema that this release writes.
 const Newest = 1
 
-// released is the window of schemas that this release reads and writes.
+// released is the schema of this release.
 var released = schema{oldest: Oldest, newest: Newest, readable: Oldest}

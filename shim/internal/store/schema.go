@@ -9,7 +9,8 @@ import (
 	"holdfast/registry"
 )
 
-// Oldest and Newest bound the schema numbers that this build opens. It writes Newest.
+// Oldest is the oldest schema that this build opens, and Newest the one that it writes. It also opens a newer file
+// whose window allows that.
 const Oldest = 1
 
 const application = "holdfast"
@@ -56,7 +57,9 @@ type migration struct {
 	run  func(*transaction) error
 }
 
-// schema is the range of schemas that a build opens. migrations[i] leads from oldest+i to oldest+i+1.
+// schema says which schemas a build opens, and how it reads and writes records. It opens the schemas from oldest to
+// newest, and a newer file whose window has a Readable of at most newest. migrations[i] leads from oldest+i to
+// oldest+i+1.
 type schema struct {
 	oldest, newest int
 	readable       int // the oldest build that can read a file of schema newest
@@ -64,7 +67,7 @@ type schema struct {
 	forms          forms
 }
 
-// accepts returns an error if this build cannot read the file.
+// accepts returns an error if this build cannot read a file with the window.
 func (s schema) accepts(path string, w window) error {
 	switch {
 	case w.Readable > s.newest:
@@ -82,7 +85,8 @@ func (s schema) accepts(path string, w window) error {
 // isCurrent reports whether a file with this window needs no migration.
 func (s schema) isCurrent(w window) bool { return w.Number == s.newest }
 
-// migrate brings the file to the newest schema within the transaction t.
+// migrate brings a file with the window w to schema newest within the transaction t. It migrates nothing in a file of a
+// newer schema, and only lowers the file's schema number: see window.
 func (s schema) migrate(t *transaction, w window) error {
 	for number := w.Number; number < s.newest; number++ {
 		m := s.migrations[number-s.oldest]
@@ -140,15 +144,18 @@ type form struct {
 // forms has the forms of a schema. A bucket without a form stores its records as package registry has them.
 type forms map[registry.Bucket]form
 
-func (f forms) written(bucket registry.Bucket, text json.RawMessage) (json.RawMessage, error) {
-	return reshaped(text, f[bucket].write)
+// toStored returns a record's text as the file has it.
+func (f forms) toStored(bucket registry.Bucket, text json.RawMessage) (json.RawMessage, error) {
+	return changeFields(text, f[bucket].write)
 }
 
-func (f forms) read(bucket registry.Bucket, text json.RawMessage) (json.RawMessage, error) {
-	return reshaped(text, f[bucket].read)
+// fromStored returns a stored text as package registry has the record.
+func (f forms) fromStored(bucket registry.Bucket, text json.RawMessage) (json.RawMessage, error) {
+	return changeFields(text, f[bucket].read)
 }
 
-func reshaped(text json.RawMessage, change func(fields) error) (json.RawMessage, error) {
+// changeFields applies change to the fields in a record's text; nil: the text stays.
+func changeFields(text json.RawMessage, change func(fields) error) (json.RawMessage, error) {
 	if change == nil {
 		return text, nil
 	}

@@ -208,7 +208,7 @@ func TestGoldens(t *testing.T) {
 func strict(t *testing.T, key registry.Key, record object) object {
 	t.Helper()
 	into := reflect.New(key.Bucket.Type().GoType).Interface()
-	plain, err := released.forms.read(key.Bucket, encode(record))
+	plain, err := released.forms.fromStored(key.Bucket, encode(record))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -112,8 +112,9 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 	return s, nil
 }
 
-// openVerified verifies and opens the file. It does not verify a file that was just created, or that is as the previous
-// shim left it (Options.ReleasedAt).
+// openVerified verifies and opens the file. It does not verify a file that was just created. If the previous shim has
+// released the file (Options.ReleasedAt), openVerified first opens it without verification. If the file is not as that
+// shim has left it, a second round opens it anew and verifies it.
 func openVerified(ctx context.Context, path string, options Options) (*os.File, *bolt.DB, state, error) {
 	for trusted := options.ReleasedAt != (registry.Revision{}); ; trusted = false {
 		file, created, err := openWithin(ctx, path, options)
@@ -125,7 +126,7 @@ func openVerified(ctx context.Context, path string, options Options) (*os.File, 
 			continue
 		}
 		if !trusted && !created {
-			if err := verified(ctx, file); err != nil {
+			if err := verifyCopy(ctx, file); err != nil {
 				if errors.Is(err, registry.ErrDamaged) {
 					err = quarantine(path, file, options.Now(), err)
 				}
@@ -195,23 +196,22 @@ func checkOpenable(path string, st state, options Options) error {
 	return nil
 }
 
-// takeOver migrates the file, raises the generation and stores the boot ID, in one transaction. If all are up to date,
-// it writes nothing.
+// takeOver migrates the file, stores the generation and the boot ID, in one transaction, and opens the store for views.
+// If all are up to date, it writes nothing. On a read-only file system it does not store the boot ID, and fails if
+// anything else would have to be stored.
 func (s *Store) takeOver(found state) (err error) {
 	defer recoverDamage(&err)
 	s.generation = s.options.Generation
 	if s.generation == 0 {
 		s.generation = found.generation + 1
 	}
-	if s.readOnly && (s.generation != found.generation || !s.options.schema.isCurrent(found.window)) {
+	outdated := s.generation != found.generation || !s.options.schema.isCurrent(found.window)
+	if s.readOnly && outdated {
 		return registry.Errorf(registry.ErrUnavailable,
 			"%s is on a read-only file system, so a new generation cannot be stored there; mount it for writing",
 			s.path)
 	}
-	if s.readOnly {
-		return s.readers.publish(s.db)
-	}
-	if s.generation != found.generation || s.options.Boot != found.boot || !s.options.schema.isCurrent(found.window) {
+	if !s.readOnly && (outdated || s.options.Boot != found.boot) {
 		if err := s.writeTakeOver(found); err != nil {
 			return err
 		}
@@ -232,7 +232,7 @@ func (s *Store) writeTakeOver(found state) error {
 			t.writeTallies())
 	}
 	if err != nil {
-		return refused("take over "+s.path, err)
+		return diskError("take over "+s.path, err)
 	}
 	before, err := s.metas()
 	if err != nil {
@@ -291,27 +291,28 @@ func (s *Store) Snapshot(ctx context.Context, w io.Writer) (registry.Seq, error)
 		return 0, err
 	}
 	defer s.readers.release(p)
-	out := &output{ctx: ctx, to: w}
+	out := &contextWriter{ctx: ctx, to: w}
 	if _, err := p.tx.WriteTo(out); err != nil {
 		return 0, registry.Errorf(registry.ErrUnavailable, "snapshot of %s: %w", s.path, cmp.Or(out.err, err))
 	}
 	return p.seq, nil
 }
 
-// output is a writer that fails when its context has ended. It keeps its error, because bbolt passes on only the text.
-type output struct {
+// contextWriter is a writer that fails when its context has ended. It keeps its error, because bbolt passes on only the
+// text.
+type contextWriter struct {
 	ctx context.Context
 	to  io.Writer
 	err error
 }
 
-func (o *output) Write(b []byte) (n int, err error) {
-	if o.ctx.Err() != nil {
-		o.err = context.Cause(o.ctx)
-		return 0, o.err
+func (w *contextWriter) Write(b []byte) (n int, err error) {
+	if w.ctx.Err() != nil {
+		w.err = context.Cause(w.ctx)
+		return 0, w.err
 	}
-	n, o.err = o.to.Write(b)
-	return n, o.err
+	n, w.err = w.to.Write(b)
+	return n, w.err
 }
 
 // Close waits for the running transaction and views, and releases the lock. Waiting commits fail.

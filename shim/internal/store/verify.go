@@ -46,9 +46,9 @@ func BecomeVerifier() {
 	os.Exit(0)
 }
 
-// verified verifies a copy of the file in a child process, because a damaged file may kill the process that maps it.
+// verifyCopy verifies a copy of the file in a child process, because a damaged file may kill the process that maps it.
 // The child gets a copy, because bbolt locks the file that it opens. The error is ErrDamaged if the file is damaged.
-func verified(ctx context.Context, file *os.File) error {
+func verifyCopy(ctx context.Context, file *os.File) error {
 	copied, err := memoryCopy(file)
 	if err != nil {
 		return registry.Errorf(registry.ErrUnavailable, "copy %s to verify it: %w", file.Name(), err)
@@ -202,27 +202,30 @@ func checkPages(tx *bolt.Tx, file io.ReaderAt) error {
 	return nil
 }
 
-// keyOf reads the i-th key of the page at an offset. If the page is a branch, child is the page below that key.
-func keyOf(file io.ReaderAt, page int64, i int) (key []byte, child uint64, err error) {
+// keyOf reads the i-th key of the page that begins at pageStart in the file. If the page is a branch, child is the
+// number of the page below that key.
+func keyOf(file io.ReaderAt, pageStart int64, i int) (key []byte, child uint64, err error) {
 	const elementSize, leafFlag = 16, 2
 	var header [headerSize]byte
 	var element [elementSize]byte
-	at := page + headerSize + elementSize*int64(i)
-	if _, err := file.ReadAt(header[:], page); err != nil {
+	at := pageStart + headerSize + elementSize*int64(i)
+	if _, err := file.ReadAt(header[:], pageStart); err != nil {
 		return nil, 0, err
 	}
 	if _, err := file.ReadAt(element[:], at); err != nil {
 		return nil, 0, err
 	}
-	place, size := order.Uint32(element[:]), order.Uint32(element[4:]) // branch: offset, size, page (8)
-	if order.Uint16(header[8:]) == leafFlag {                          // leaf: flags, offset, size, size of the value
-		place, size = order.Uint32(element[4:]), order.Uint32(element[8:])
+	// An element of a branch is the offset and size of the key, and the page (8 bytes). One of a leaf is flags, offset
+	// and size of the key, and size of the value. Offsets count from the element.
+	offset, size := order.Uint32(element[:]), order.Uint32(element[4:])
+	if order.Uint16(header[8:]) == leafFlag {
+		offset, size = order.Uint32(element[4:]), order.Uint32(element[8:])
 	}
 	if size > bolt.MaxKeySize {
 		return nil, 0, fmt.Errorf("key %d has %d bytes", i, size)
 	}
 	key = make([]byte, size)
-	_, err = file.ReadAt(key, at+int64(place))
+	_, err = file.ReadAt(key, at+int64(offset))
 	return key, order.Uint64(element[8:]), err
 }
 
@@ -233,13 +236,14 @@ func checkContent(tx *bolt.Tx) error {
 		if b == nil {
 			return fmt.Errorf("key %q is outside of any bucket", bucket)
 		}
-		name, last := string(bucket), []byte(nil)
+		name := string(bucket)
+		var last []byte // the key before; nil: there is none
 		var sum tally
 		err := b.ForEach(func(key, value []byte) error {
 			if len(key) == 0 || last != nil && bytes.Compare(last, key) >= 0 {
 				return fmt.Errorf("bucket %s: key %q follows %q", name, key, last)
 			}
-			if _, err := verifiedText(name, key, value); err != nil { // a bucket within a bucket has no value
+			if _, err := verifiedText(name, key, value); err != nil { // also for a nested bucket, whose value is nil
 				return err
 			}
 			sum.add(value)
@@ -272,8 +276,8 @@ func checkContent(tx *bolt.Tx) error {
 			return err
 		}
 		if got != want {
-			return fmt.Errorf("bucket %s has %d records with a wrong sum instead of %d", name, got.Records,
-				want.Records)
+			return fmt.Errorf("bucket %s has %d records, and its tally says %d, or the sums of their checksums differ",
+				name, got.Records, want.Records)
 		}
 	}
 	return meta.ForEach(func(name, _ []byte) error {
@@ -297,7 +301,7 @@ func VerifyFile(ctx context.Context, path string) error {
 		return registry.Errorf(registry.ErrUnavailable, "state file: %w", err)
 	}
 	defer file.Close()
-	err = verified(ctx, file)
+	err = verifyCopy(ctx, file)
 	if errors.Is(err, registry.ErrDamaged) {
 		return registry.Errorf(registry.ErrDamaged, "%s is damaged: %w. Nothing was changed in it. %s", path, err,
 			remedy)
@@ -321,6 +325,8 @@ func quarantine(path string, file *os.File, now time.Time, damaged error) error 
 		"%s is damaged: %w. Nothing was changed in it. %s Run `holdfast doctor`. %s", path, damaged, where, remedy)
 }
 
+// keepCopy copies the file to a file beside path, whose name has the time and the first bytes of a hash, and returns
+// that name. If there is a copy with the same hash already, it returns the name of that one.
 func keepCopy(path string, file *os.File, now time.Time) (string, error) {
 	info, err := file.Stat()
 	if err != nil {

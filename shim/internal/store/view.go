@@ -53,7 +53,7 @@ func (r reader) decode(bucket registry.Bucket, path, value []byte) (record regis
 	if err != nil {
 		return nil, err
 	}
-	text, err = r.forms.read(bucket, text)
+	text, err = r.forms.fromStored(bucket, text)
 	if err == nil {
 		record, err = bucket.Type().Decode(text)
 	}
@@ -75,7 +75,7 @@ func (r reader) Paths(b registry.Bucket, prefix string) iter.Seq[string] {
 }
 
 func (r reader) Events(after registry.Seq, limit int) (events []registry.Event, floor registry.Seq) {
-	if after+1 == 0 {
+	if after+1 == 0 { // after is the largest number, so no event follows
 		return nil, r.floor
 	}
 	cursor := bucketOf(r.tx, bucketEvents).Cursor()

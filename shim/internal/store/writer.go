@@ -79,8 +79,8 @@ func (q *queue) refuse(err error) {
 	}
 }
 
-// Commit implements registry.State. It waits until Run is called. If ctx ends while the change is being written, Commit
-// returns ErrUncertain.
+// Commit implements registry.State. It waits until Run is called. If ctx ends before the writer takes the request,
+// nothing is decided, and Commit returns the cause. If ctx ends later, Commit returns ErrUncertain.
 func (s *Store) Commit(ctx context.Context, decisions ...registry.Decision) (registry.Seq, error) {
 	if ctx.Err() != nil {
 		return 0, context.Cause(ctx)
@@ -157,7 +157,7 @@ func (s *Store) commit(requests []*request) {
 		return
 	default:
 	}
-	g := &group{answers: make([]answer, len(requests)), shared: make([]bool, len(requests))}
+	g := &batchAnswers{answers: make([]answer, len(requests)), shared: make([]bool, len(requests))}
 	err := catchDamage(func() error { return s.write(g, requests) })
 	if err != nil && !errors.Is(err, registry.ErrExhausted) {
 		s.fail(err)
@@ -167,15 +167,15 @@ func (s *Store) commit(requests []*request) {
 		case err != nil && g.sent && g.shared[i]:
 			r.answer <- answer{0, uncertainError(err)}
 		case err != nil && (g.shared[i] || i >= g.decided):
-			r.answer <- answer{0, s.unwrittenError(err)}
+			r.answer <- answer{0, unwrittenError(err)}
 		default:
 			r.answer <- g.answers[i]
 		}
 	}
 }
 
-// group holds the answers to the requests of a batch.
-type group struct {
+// batchAnswers holds the answers to the requests of a batch, by their position in the batch.
+type batchAnswers struct {
 	answers []answer
 	shared  []bool // whether the answer depends on the transaction
 	decided int    // number of requests that have made their decisions
@@ -192,16 +192,16 @@ func uncertainError(err error) error {
 }
 
 // unwrittenError returns the error of a request whose transaction was never handed to the disk.
-func (s *Store) unwrittenError(err error) error {
+func unwrittenError(err error) error {
 	if errors.Is(err, registry.ErrExhausted) {
 		return err
 	}
 	return stoppedError(err)
 }
 
-// write runs the decisions of all requests and writes the changes, in one transaction. It returns errors of the
-// transaction, not of a request.
-func (s *Store) write(g *group, requests []*request) error {
+// write runs the decisions of all requests and writes the changes, in one transaction. Of each request it runs the
+// decisions until one fails. It returns errors of the transaction, not of a request.
+func (s *Store) write(g *batchAnswers, requests []*request) error {
 	tx, err := s.db.Begin(true)
 	if err != nil {
 		return registry.Errorf(registry.ErrUnavailable, "begin: %w", err)
@@ -235,8 +235,10 @@ func (s *Store) write(g *group, requests []*request) error {
 	return s.publish(g, tx)
 }
 
-// decide runs one decision of a request, and writes its change.
-func (s *Store) decide(g *group, b *batch, i int, decide registry.Decision) error {
+// decide runs one decision of the i-th request, and writes its change. If the decision is refused or its change cannot
+// be written for lack of space, the answer to the request has the error. decide returns only errors that end the whole
+// transaction.
+func (s *Store) decide(g *batchAnswers, b *batch, i int, decide registry.Decision) error {
 	g.shared[i] = b.dirty
 	change, err := decide(registry.View{Reader: b.reader})
 	if err != nil || change.Empty() {
@@ -268,7 +270,7 @@ func (s *Store) decide(g *group, b *batch, i int, decide registry.Decision) erro
 }
 
 // publish commits the transaction, then shows it to views, then passes it to Options.Applied.
-func (s *Store) publish(g *group, tx *bolt.Tx) error {
+func (s *Store) publish(g *batchAnswers, tx *bolt.Tx) error {
 	before, err := s.metas()
 	if err != nil {
 		return registry.Errorf(registry.ErrUnavailable, "read meta pages: %w", err)
