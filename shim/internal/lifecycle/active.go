@@ -36,7 +36,7 @@ type activeState struct {
 	reaper   *cluster.Reaper // nil if Cluster is nil
 	fleet    *csi.Fleet
 	health   *controller.Health
-	onNode   func(context.Context) error // loop that asks for the health of volumes in use
+	onNode   func(context.Context) error // loop that asks node plugins for the health of volumes and storage
 	doctor   *doctor.Doctor
 	mounts   *doctor.Watch
 
@@ -69,9 +69,9 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 	r.Node, r.Pause = hello.Node, &r.pause
 	r.Context, r.cancel = context.WithCancelCause(p.life)
 	r.watchCtx, r.stopWatching = context.WithCancelCause(p.life)
-	var shared sync.WaitGroup // runs while the store opens, because it is slow if many mounts exist
+	var sharing sync.WaitGroup // runs while the store opens, because it is slow if many mounts exist
 	if !in.graceful() {
-		shared.Go(func() {
+		sharing.Go(func() {
 			switch err := m.Share(); {
 			case errors.Is(err, registry.ErrExhausted):
 				p.log.Warn("the file system is full: the shim cannot test whether mounts of plugin tasks reach this "+
@@ -87,13 +87,13 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 		Applied:    func(a registry.Applied) { p.committing(AfterStore)(a.Change); r.applied(a) },
 		ReleasedAt: in.releasedAt, Generation: in.generation,
 	})
-	if shared.Wait(); err == nil {
+	if sharing.Wait(); err == nil {
 		err = r.load(ctx, p, hello)
 	}
 	if err == nil {
 		r.build(p, hello, layout, m, in)
 	}
-	if err == nil && !in.graceful() { // else the previous shim has compared them until now
+	if err == nil && !in.graceful() { // else the previous shim has compared records and machine until now
 		err = r.compare(ctx, p)
 	}
 	if err != nil {
@@ -103,7 +103,9 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 	return r, nil
 }
 
-// load loads the table and starts the store's writer. The feed reads old events from the store when they are needed.
+// load builds what changes of the store are passed to, and the cluster's node if there is a cluster, and starts the
+// store's writer. It fails if the records do not fit the cluster block. The feed reads old events from the store when
+// they are needed.
 func (r *activeState) load(ctx context.Context, p *Process, hello *rpc.Hello) (err error) {
 	r.Table = registry.New(r.store)
 	if err := r.Table.Load(ctx); err != nil {
@@ -144,7 +146,7 @@ func (r *activeState) applied(a registry.Applied) {
 	r.Notifier.Applied(a)
 	if r.Cluster != nil {
 		r.Cluster.Applied(a)
-		if r.Snapshots != nil && resumes(a.Change) {
+		if r.Snapshots != nil && createsWork(a.Change) { // nil: build has not run yet
 			r.Volumes.Wake()
 			r.Snapshots.Wake()
 		}
@@ -157,9 +159,9 @@ func (r *activeState) applied(a registry.Applied) {
 	}
 }
 
-// resumes reports whether a change by any node may create work for this node: it has become the executor, has to delete
-// a volume, or has to expand a mounted volume.
-func resumes(c registry.Change) bool {
+// createsWork reports whether a change by any node may create work for this node: it has become the executor, has to
+// delete a volume, or has to expand a mounted volume.
+func createsWork(c registry.Change) bool {
 	return c.Touches(registry.BucketExecutors) || slices.ContainsFunc(c.Put, func(record registry.Record) bool {
 		v, is := record.(registry.Volume)
 		return is && (v.Unwanted() || v.Expansion != registry.Expansion{})
@@ -174,12 +176,12 @@ func (r *activeState) build(
 	clock := func() registry.BootTime { return registry.BootTime{Boot: m.Boot(), At: proc.BootTime()} }
 	host := node.Host{Node: hello.Node, Operations: hello.Operations}
 	state := r.State
-	supervisor := task.New(state, supervised{r.fleet}, task.Clock{Now: time.Now, Boot: clock}, rand.Float64,
+	supervisor := task.New(state, taskFleet{r.fleet}, task.Clock{Now: time.Now, Boot: clock}, rand.Float64,
 		p.log.Named("tasks"))
 	calls := intent.Calls{
 		Sender: intent.Sender{State: state, Now: time.Now, Pause: &r.pause, Drain: intent.DrainTime,
 			Traces: p.Traces.Provider()},
-		Plugins: r.Table, Secrets: p.callbacks, Locks: &intent.Locks{}, Expected: expected,
+		Plugins: r.Table, Secrets: p.callbacks, Locks: &intent.Locks{}, Expected: expectsPlugin,
 	}
 	if r.Cluster != nil {
 		calls.Executors, calls.Node = r.Cluster.Executors, hello.Node
@@ -205,13 +207,13 @@ func (r *activeState) build(
 	r.Literals = rpc.NewLiterals(layout.Secrets(), state, p.log.Named("secrets"))
 	r.Endpoint = &endpoint.Endpoint{Calls: calls, Instances: r.fleet, Node: hello.Node, Since: time.Now(),
 		Served: mount.Served}
-	var shared node.Controller = r.Volumes
+	var nodeController node.Controller = r.Volumes
 	if r.Cluster != nil {
 		r.Volumes.Clustered, r.Volumes.Node = true, hello.Node
 		r.attacher = cluster.NewAttacher(r.Volumes, calls, r.Cluster)
-		shared = r.attacher
+		nodeController = r.attacher
 	}
-	r.Allocs = node.NewAllocs(calls, shared, stager, host, p.log.Named("allocs"))
+	r.Allocs = node.NewAllocs(calls, nodeController, stager, host, p.log.Named("allocs"))
 	if r.Cluster != nil {
 		r.Allocs.AwaitAdmitted = r.Cluster.AwaitAdmitted
 		r.reaper = cluster.NewReaper(r.Cluster, r.Volumes, r.Allocs)
@@ -226,7 +228,8 @@ func (r *activeState) build(
 	r.mounts.First = firstInspection
 }
 
-// serve returns the function that carries out calls of other nodes of the cluster.
+// serve returns the function that carries out calls of other nodes of the cluster. A method with a leading slash is a
+// gRPC method of the host's API; the others are those of cluster.Attacher, which have no reply.
 func (r *activeState) serve(s *rpc.Server) func(context.Context, string, []byte) ([]byte, error) {
 	return func(ctx context.Context, method string, request []byte) ([]byte, error) {
 		if strings.HasPrefix(method, "/") {
@@ -248,11 +251,11 @@ func (r *activeState) repeat(ctx context.Context, at registry.Instance, late reg
 	return r.Volumes.Repeat(ctx, at, late)
 }
 
-// supervised passes connections to plugins to their supervisor.
-type supervised struct{ *csi.Fleet }
+// taskFleet adapts a csi.Fleet to task.Fleet, because both have their own type for a connection.
+type taskFleet struct{ *csi.Fleet }
 
-func (s supervised) Connect(id registry.PluginID, t registry.TaskKey, at registry.Endpoint) (task.Plugin, error) {
-	return s.Fleet.Connect(id, t, at)
+func (f taskFleet) Connect(id registry.PluginID, t registry.TaskKey, at registry.Endpoint) (task.Plugin, error) {
+	return f.Fleet.Connect(id, t, at)
 }
 
 // firstInspection is the time from the start to the first inspection of mounts, unless a plugin comes or goes before.
@@ -261,25 +264,26 @@ const firstInspection = 2 * time.Second
 
 // begin starts the loops.
 func (r *activeState) begin(p *Process) {
-	r.work(p, "allocs", r.Allocs.Run)
-	r.work(p, "volumes", r.ready(r.Volumes.Run))
-	r.work(p, "snapshots", r.ready(r.Snapshots.Run))
+	r.startWorker(p, "allocs", r.Allocs.Run)
+	r.startWorker(p, "volumes", r.ready(r.Volumes.Run))
+	r.startWorker(p, "snapshots", r.ready(r.Snapshots.Run))
 	if r.reaper != nil {
-		r.work(p, "lost nodes", r.ready(r.reaper.Run))
-		r.work(p, "former calls", r.ready(r.Cluster.Executors.HandOver))
+		r.startWorker(p, "lost nodes", r.ready(r.reaper.Run))
+		r.startWorker(p, "former calls", r.ready(r.Cluster.Executors.HandOver))
 	}
-	r.work(p, "health of volumes", r.health.Run)
-	r.work(p, "health on this node", r.onNode)
-	r.watch(p, "literal secrets", r.ready(r.Literals.Run)) // until then no record refers to the files of other nodes
-	r.watch(p, "tasks", r.Tasks.Run)
-	r.watch(p, "mounts", r.mounts.Run)
+	r.startWorker(p, "health of volumes", r.health.Run)
+	r.startWorker(p, "health on this node", r.onNode)
+	// it removes files that no record refers to, so it needs all records first
+	r.startWatcher(p, "literal secrets", r.ready(r.Literals.Run))
+	r.startWatcher(p, "tasks", r.Tasks.Run)
+	r.startWatcher(p, "mounts", r.mounts.Run)
 	if r.Cluster != nil {
-		r.watch(p, "cluster", r.Cluster.Run)
+		r.startWatcher(p, "cluster", r.Cluster.Run)
 	}
 }
 
-// ready returns a function that waits before it calls run. It waits until this node has read all that its earlier shims
-// wrote to etcd, because run continues their controller calls.
+// ready returns a function that calls run once this node has read all that its earlier shims wrote to etcd, because run
+// continues their controller calls. Without a cluster, it is run itself.
 func (r *activeState) ready(run func(context.Context) error) func(context.Context) error {
 	if r.Cluster == nil {
 		return run
@@ -292,7 +296,8 @@ func (r *activeState) ready(run func(context.Context) error) func(context.Contex
 	}
 }
 
-// compare compares the records with the mount table and the directories of this node.
+// compare compares the records with the mount table and the directories of this node, and removes unused socket
+// directories.
 func (r *activeState) compare(ctx context.Context, p *Process) error {
 	if _, err := r.doctor.Start(ctx); err != nil {
 		return fmt.Errorf("compare the records with this machine: %w", err)
@@ -303,11 +308,13 @@ func (r *activeState) compare(ctx context.Context, p *Process) error {
 	return nil
 }
 
-func (r *activeState) work(p *Process, name string, f func(context.Context) error) {
+// startWorker starts a loop that ends when the workers are cancelled: see workers.
+func (r *activeState) startWorker(p *Process, name string, f func(context.Context) error) {
 	r.workers.Go(func() { p.loop(r.Context, name, f) })
 }
 
-func (r *activeState) watch(p *Process, name string, f func(context.Context) error) {
+// startWatcher starts a loop that ends after the workers: see watchers.
+func (r *activeState) startWatcher(p *Process, name string, f func(context.Context) error) {
 	r.watchers.Go(func() { p.loop(r.watchCtx, name, f) })
 }
 
@@ -318,13 +325,14 @@ func (p *Process) loop(ctx context.Context, name string, f func(context.Context)
 	}
 }
 
-// stop cancels the workers and the calls in flight, and waits for the workers. Both still record their outcomes.
-func (r *activeState) stop(why error) {
+// stopWorkers cancels the workers and the calls in flight, and waits for the workers. Both still record their outcomes.
+func (r *activeState) stopWorkers(why error) {
 	r.cancel(why)
 	r.workers.Wait()
 }
 
-// close closes the parts that open has built: callers of plugins, then connections, then the store.
+// close closes the parts that open has built: callers of plugins, then connections, then the store. open may have
+// failed before it has built all of them.
 func (r *activeState) close() error {
 	rest, err := r.release()
 	rest()
@@ -334,11 +342,11 @@ func (r *activeState) close() error {
 // release is close without the part that may run after the next shim has started. The caller must call rest for that
 // part.
 func (r *activeState) release() (rest func(), err error) {
-	r.stop(errReleased)
+	r.stopWorkers(errReleased)
 	r.stopWatching(errReleased)
-	idle := func() {}
+	closeIdle := func() {}
 	if r.fleet != nil {
-		idle = r.fleet.End()
+		closeIdle = r.fleet.End()
 	}
 	if r.stopStore != nil {
 		r.stopStore(errReleased)
@@ -350,7 +358,7 @@ func (r *activeState) release() (rest func(), err error) {
 	if r.store != nil {
 		err = r.store.Close()
 	}
-	return func() { r.watchers.Wait(); idle() }, err
+	return func() { r.watchers.Wait(); closeIdle() }, err
 }
 
 // describe adds generation, schema, index and counts to st, unless the store is closed.

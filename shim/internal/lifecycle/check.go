@@ -9,7 +9,8 @@ import (
 	"holdfast/shim/internal/store"
 )
 
-// Check calls report for each fault of a state file. It examines a copy, because the file may be in use, and never
+// Check calls report for each fault of a state file. It returns an error if the file cannot be examined, for example an
+// ErrDamaged if it cannot be opened as a state file. It examines a copy, because the file may be in use, and never
 // writes to the file.
 func Check(ctx context.Context, file string, report func(error)) error {
 	dir, err := os.MkdirTemp("", "holdfast-check-")

@@ -158,7 +158,8 @@ func (p *Process) take() *activeState {
 	return r
 }
 
-// Hello stores what the host reports about itself. An active shim keeps its directories and node name.
+// Hello stores what the host reports about itself. While the shim owns its state, a report of other directories or
+// another node name is an ErrConflict.
 func (p *Process) Hello(_ context.Context, h rpc.Hello) (rpc.Status, error) {
 	if err := p.setHello(&h); err != nil {
 		return rpc.Status{}, err
@@ -169,8 +170,8 @@ func (p *Process) Hello(_ context.Context, h rpc.Hello) (rpc.Status, error) {
 func (p *Process) setHello(h *rpc.Hello) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	settled := p.state != Candidate && p.state != Released
-	if was := p.hello; settled && was != nil && (was.StateDir != h.StateDir || was.RunDir != h.RunDir ||
+	ownsState := p.state != Candidate && p.state != Released
+	if was := p.hello; ownsState && was != nil && (was.StateDir != h.StateDir || was.RunDir != h.RunDir ||
 		was.Node != h.Node) {
 		return registry.Errorf(registry.ErrConflict,
 			"this shim is active for node %s at %s; start another one for node %s at %s",
@@ -218,7 +219,7 @@ func (p *Process) Activate(ctx context.Context, h rpc.Handover) error {
 		p.server.Resume()
 		return err
 	case state == Active && h.Resume:
-		return nil // the Quiesce before it has not arrived
+		return nil // the host resumes after a Quiesce that has not arrived
 	}
 	return p.activate(ctx, hello, h)
 }
@@ -258,7 +259,7 @@ func (p *Process) stateAndHello() (State, *rpc.Hello) {
 
 // Quiesce refuses new mutating calls, and waits until ctx ends for calls in flight. With long > 0 it waits only for
 // calls that are younger than long, and prevents calls from starting another CSI call. It returns the number of open
-// intents. It may be called again.
+// intents, and no error if calls are still in flight. It may be called again.
 func (p *Process) Quiesce(ctx context.Context, long time.Duration) (openIntents int, err error) {
 	p.transition.Lock()
 	defer p.transition.Unlock()
@@ -273,9 +274,9 @@ func (p *Process) Quiesce(ctx context.Context, long time.Duration) (openIntents 
 	} else { // wait for all calls, so they may start CSI calls
 		r.pause.End()
 	}
-	waited := p.server.Quiesce(ctx, long)
+	err = p.server.Quiesce(ctx, long)
 	st := p.Status()
-	if waited != nil {
+	if err != nil {
 		p.log.Info("calls are still under way", "intents", st.OpenIntents)
 	}
 	return st.OpenIntents, nil
@@ -293,7 +294,7 @@ func (p *Process) Release(ctx context.Context) (registry.Revision, error) {
 		return registry.Revision{}, err
 	}
 	r := p.current()
-	r.stop(errReleased)
+	r.stopWorkers(errReleased)
 	waiting, cancel := context.WithTimeout(ctx, lastCalls)
 	defer cancel()
 	if err := p.server.Quiesce(waiting, 0); err != nil {

@@ -52,12 +52,12 @@ func (v Offline) Examine(ctx context.Context) (Diagnosis, error) {
 	}
 	defer os.RemoveAll(dir)
 	copied := filepath.Join(dir, filepath.Base(layout.Database()))
-	used, err := copyState(ctx, layout, copied)
+	inUse, err := copyState(ctx, layout, copied)
 	if err != nil {
 		return Diagnosis{}, err
 	}
 	var out Diagnosis
-	err = v.with(ctx, layout, copied, used, func(d *doctor.Doctor) error {
+	err = v.withDoctor(ctx, layout, copied, inUse, func(d *doctor.Doctor) error {
 		out, err = d.Examine(ctx)
 		return err
 	})
@@ -68,7 +68,7 @@ func (v Offline) Examine(ctx context.Context) (Diagnosis, error) {
 			Advice: "do as the error says, then start the agent",
 		})
 	}
-	if used && err == nil {
+	if inUse && err == nil {
 		out.Findings = append(out.Findings, registry.Finding{
 			Kind: registry.FoundUnseen, Path: layout.Database(),
 			Detail: "a shim runs with this state: what it does now may look wrong from outside",
@@ -88,7 +88,7 @@ func (v Offline) Repair(ctx context.Context, digest string) (Diagnosis, error) {
 		return Diagnosis{}, err
 	}
 	var out Diagnosis
-	err = v.with(ctx, layout, layout.Database(), false, func(d *doctor.Doctor) error {
+	err = v.withDoctor(ctx, layout, layout.Database(), false, func(d *doctor.Doctor) error {
 		out, err = d.Repair(ctx, digest)
 		return err
 	})
@@ -128,42 +128,44 @@ func checkStateFile(ctx context.Context, l hooks.Layout) error {
 }
 
 // copyState copies the state file and reports whether a shim has it open. The copy of an open file may be inconsistent,
-// so copyState retries. A missing state file counts as empty if the mount directory exists.
-func copyState(ctx context.Context, l hooks.Layout, to string) (used bool, err error) {
+// so copyState retries. If the file is missing and the mount directory exists, copyState makes no copy and returns nil:
+// the state counts as empty.
+func copyState(ctx context.Context, l hooks.Layout, to string) (inUse bool, err error) {
 	for range copyTries {
-		if used, err = copyLocked(l.Database(), to); err == nil {
+		if inUse, err = copyLocked(l.Database(), to); err == nil {
 			err = store.VerifyFile(ctx, to)
 		}
-		if !used || !errors.Is(err, registry.ErrDamaged) {
+		if !inUse || !errors.Is(err, registry.ErrDamaged) {
 			break
 		}
 	}
-	_, mounts := os.Lstat(l.MountRoot())
+	_, mountRootErr := os.Lstat(l.MountRoot())
 	switch {
 	case errors.Is(err, registry.ErrDamaged):
-		return used, store.VerifyFile(ctx, l.Database()) // so that the error names the original
-	case errors.Is(err, fs.ErrNotExist) && mounts == nil:
+		return inUse, store.VerifyFile(ctx, l.Database()) // so that the error names the original
+	case errors.Is(err, fs.ErrNotExist) && mountRootErr == nil:
 		return false, nil
 	case errors.Is(err, fs.ErrNotExist):
 		return false, noState(l.State)
 	}
-	return used, err
+	return inUse, err
 }
 
-// copyLocked copies a file under a shared lock. used reports whether another process holds the exclusive lock.
-func copyLocked(from, to string) (used bool, err error) {
+// copyLocked copies a file under a shared lock. If another process holds the exclusive lock, it copies the file without
+// a lock, and inUse is true.
+func copyLocked(from, to string) (inUse bool, err error) {
 	in, err := os.OpenFile(from, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return false, err
 	}
 	defer in.Close()
-	used = errors.Is(unix.Flock(int(in.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
+	inUse = errors.Is(unix.Flock(int(in.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
 	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
-		return used, err
+		return inUse, err
 	}
 	_, err = io.Copy(out, in)
-	return used, errors.Join(err, out.Close())
+	return inUse, errors.Join(err, out.Close())
 }
 
 // Helper runs the work of a helper process and does not return in one. In other processes it does nothing. A helper
@@ -173,8 +175,8 @@ func Helper() {
 	store.BecomeVerifier()
 }
 
-// with opens the state file, calls use with a doctor, and closes the file.
-func (v Offline) with(
+// withDoctor opens the state file, calls use with a doctor, and closes the file. live: a shim runs with the state.
+func (v Offline) withDoctor(
 	ctx context.Context, l hooks.Layout, file string, live bool, use func(*doctor.Doctor) error,
 ) error {
 	m, err := mount.NewManager(l)

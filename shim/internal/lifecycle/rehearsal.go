@@ -54,15 +54,15 @@ func (p *Process) handoffOf(h rpc.Handover) handoff {
 
 // Limits of a rehearsal.
 const (
-	probeLimit  = 5 * time.Second // of one plugin
-	probeAtOnce = 16
-	maxWarnings = 20
-	triedEvents = 300 // newest events that are parsed, counted back from the last one
+	probeLimit   = 5 * time.Second // of one plugin
+	probeAtOnce  = 16
+	maxWarnings  = 20
+	parsedEvents = 300 // how many of the newest events are decoded
 )
 
 // Rehearse takes over a copy of the state as Activate takes over the state itself. It verifies and migrates the copy,
-// and parses the sealed parts of tasks and allocs. It probes every healthy plugin, and at least one must answer. It
-// removes the copy.
+// and parses the sealed parts of tasks and allocs. It probes every healthy plugin; if there are any, at least one must
+// answer. It removes the copy, and keeps the connections for the activation unless the rehearsal fails.
 func (p *Process) Rehearse(ctx context.Context, copied string) (rpc.Rehearsal, error) {
 	p.transition.Lock()
 	defer p.transition.Unlock()
@@ -84,7 +84,7 @@ func (p *Process) Rehearse(ctx context.Context, copied string) (rpc.Rehearsal, e
 	return r.Rehearsal, err
 }
 
-// warmUp does work now that would otherwise be done while calls are held.
+// warmUp initializes message types and collects garbage now, so that it is not done while calls are held.
 func warmUp() {
 	protoregistry.GlobalTypes.RangeMessages(func(m protoreflect.MessageType) bool {
 		_ = proto.Size(m.New().Interface()) // initializes the message type
@@ -125,8 +125,8 @@ func (r *rehearsal) run(ctx context.Context, copied store.Options) error {
 	return errors.Join(err, s.Close())
 }
 
-// parse parses the sealed parts of tasks and allocs, and only the newest events, because decoding all events takes
-// longer than the rest of the rehearsal.
+// parse parses the sealed parts of tasks and allocs, decodes the newest events, and reads the instances for probe. To
+// decode all events would take longer than the rest of the rehearsal.
 func (r *rehearsal) parse(ctx context.Context, state registry.State) error {
 	return state.View(ctx, func(v registry.View) error {
 		var errs []error
@@ -142,25 +142,26 @@ func (r *rehearsal) parse(ctx context.Context, state registry.State) error {
 					"newer shim: %w", a.ID, err))
 			}
 		}
-		v.Events(v.Index()-min(v.Index(), triedEvents), triedEvents)
+		v.Events(v.Index()-min(v.Index(), parsedEvents), parsedEvents) // damage makes View fail
 		r.instances = v.AllInstances()
 		return errors.Join(errs...)
 	})
 }
 
-// probe connects to every healthy plugin and asks for its identity.
+// probe connects to the task of every healthy instance and asks for its identity. It fails if none answers; a failure
+// of some is a warning.
 func (r *rehearsal) probe(ctx context.Context) error {
-	asked := map[registry.TaskKey][]registry.Instance{}
+	healthy := map[registry.TaskKey][]registry.Instance{}
 	for _, in := range r.instances {
 		if in.Health.State == registry.Healthy {
-			asked[in.TaskKey()] = append(asked[in.TaskKey()], in)
+			healthy[in.TaskKey()] = append(healthy[in.TaskKey()], in)
 		}
 	}
 	var mu sync.Mutex
 	var failed []error
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, probeAtOnce)
-	for task, instances := range asked {
+	for task, instances := range healthy {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
@@ -174,8 +175,8 @@ func (r *rehearsal) probe(ctx context.Context) error {
 		})
 	}
 	wg.Wait()
-	r.Instances = len(asked)
-	if len(failed) > 0 && len(failed) == len(asked) {
+	r.Instances = len(healthy)
+	if len(failed) > 0 && len(failed) == len(healthy) {
 		return registry.Errorf(registry.ErrUnavailable, "no plugin answers this shim, but they answer the old one: %w",
 			failed[0])
 	}

@@ -7,9 +7,9 @@ import (
 	"holdfast/registry"
 )
 
-// expected reports whether the plugin has an instance in the role, or a task that will register one. A task that is
-// starting, restarting or unhealthy counts until the host removes it.
-func expected(v registry.View, role registry.Role, id registry.PluginID) bool {
+// expectsPlugin reports whether the plugin has an instance in the role, or a task that will register one. A task that
+// is starting, restarting or unhealthy counts until the host removes it.
+func expectsPlugin(v registry.View, role registry.Role, id registry.PluginID) bool {
 	if len(v.Instances(role, id)) > 0 {
 		return true
 	}

@@ -34,10 +34,10 @@ func TestControllerIsExpectedWhileItsTaskIsKnown(t *testing.T) {
 		log := registrytest.NewLog(time.Now)
 		registrytest.Put(t, log, c.record)
 		must(t, log.View(t.Context(), func(v registry.View) error {
-			if got := expected(v, registry.RoleController, "disk"); got != c.want {
+			if got := expectsPlugin(v, registry.RoleController, "disk"); got != c.want {
 				t.Errorf("%s: %v", what, got)
 			}
-			if expected(v, registry.RoleController, "other") {
+			if expectsPlugin(v, registry.RoleController, "other") {
 				t.Errorf("%s: another plugin's", what)
 			}
 			return nil

@@ -21,8 +21,8 @@ const (
 	Gone       State = "gone"
 )
 
-// next lists the legal moves. Any state may become Gone.
-var next = map[State][]State{
+// legalMoves lists the states that may follow a state. Besides, any state may become Gone.
+var legalMoves = map[State][]State{
 	Candidate:  {Activating},
 	Activating: {Active, Candidate, Released}, // to the previous state, if activation fails
 	Active:     {Quiesced, Releasing},
@@ -31,9 +31,9 @@ var next = map[State][]State{
 	Released:   {Activating},
 }
 
-// move returns to if the move is legal.
+// move returns to if the move is legal, else s and an ErrConflict.
 func (s State) move(to State) (State, error) {
-	if to == Gone || slices.Contains(next[s], to) {
+	if to == Gone || slices.Contains(legalMoves[s], to) {
 		return to, nil
 	}
 	return s, registry.Errorf(registry.ErrConflict, "this shim is %s; it cannot become %s", s, to)
