@@ -23,13 +23,14 @@ type heartbeat struct {
 	describeFailed bool          // the last description failed
 
 	missingSince time.Duration // since boot: when the socket's file was first found missing; 0: it exists
-	asked        bool          // a restart was asked for, because the file is missing
+	askedRestart bool          // a restart was asked for, because the file is missing
 
-	sick time.Duration // since boot: when the plugin became unhealthy; 0: it is healthy
+	sickSince time.Duration // since boot: when the plugin became unhealthy; 0: it is healthy, or that is not known yet
 }
 
-// heartbeats runs until ctx ends. The first heartbeat comes after first.
-func (u *supervision) heartbeats(ctx context.Context, first time.Duration) error {
+// runHeartbeats probes the plugin and records its health until ctx ends or a record cannot be stored. The first
+// heartbeat comes after first.
+func (u *supervision) runHeartbeats(ctx context.Context, first time.Duration) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -48,7 +49,7 @@ func (u *supervision) heartbeats(ctx context.Context, first time.Duration) error
 			if h.disconnected {
 				continue
 			}
-			err = h.lost(ctx, why)
+			err = h.recordLoss(ctx, why)
 		case <-timer.C:
 			err = h.beat(ctx)
 		}
@@ -82,10 +83,11 @@ func (u *supervision) reportLosses(ctx context.Context, lost chan<- error) {
 	}
 }
 
-// next returns the time until the next heartbeat.
+// next returns the time until the next heartbeat. It is short while the socket's file is missing or the connection is
+// lost.
 func (h *heartbeat) next() time.Duration {
 	switch {
-	case h.missingSince > 0 && !h.asked:
+	case h.missingSince > 0 && !h.askedRestart:
 		return retryMost
 	case h.disconnected:
 		return h.waits.NextBackOff()
@@ -93,8 +95,8 @@ func (h *heartbeat) next() time.Duration {
 	return h.interval()
 }
 
-// lost records that the connection is lost and that no process accepts a new one.
-func (h *heartbeat) lost(ctx context.Context, why error) error {
+// recordLoss records that the connection is lost and that no process accepts a new one.
+func (h *heartbeat) recordLoss(ctx context.Context, why error) error {
 	h.disconnected = true
 	h.waits.Reset()
 	p := problem{cause: registry.CauseGone}
@@ -104,7 +106,8 @@ func (h *heartbeat) lost(ctx context.Context, why error) error {
 	return h.recordUnhealthy(ctx, p)
 }
 
-// beat does one heartbeat: it probes the plugin and records a change of its health.
+// beat does one heartbeat: it probes the plugin and records a change of its health. If the socket's file is missing, it
+// does not probe: see checkSocket.
 func (h *heartbeat) beat(ctx context.Context) error {
 	if missing, err := h.checkSocket(ctx); missing || err != nil {
 		return err
@@ -138,7 +141,7 @@ func (h *heartbeat) checkSocket(ctx context.Context) (missing bool, err error) {
 	file, dir := h.missing(h.task.Endpoint.Host)
 	now := h.clock.Boot().At
 	if !file {
-		h.missingSince, h.asked = 0, false
+		h.missingSince, h.askedRestart = 0, false
 		return false, nil
 	}
 	if h.missingSince == 0 {
@@ -151,10 +154,10 @@ func (h *heartbeat) checkSocket(ctx context.Context) (missing bool, err error) {
 	why := problem{registry.CauseSocketGone,
 		fmt.Sprintf("its socket %s was removed, so no new connection is possible", h.task.Endpoint.Host)}
 	err = h.recordUnhealthy(ctx, why)
-	if err != nil || h.asked || !dir && since < h.spec.HealthTimeout {
+	if err != nil || h.askedRestart || !dir && since < h.spec.HealthTimeout {
 		return true, err
 	}
-	h.asked = true
+	h.askedRestart = true
 	return true, h.askRestart(ctx, why, registry.EventRestartAsked)
 }
 
@@ -186,22 +189,23 @@ func (h *heartbeat) recordUnhealthy(ctx context.Context, p problem) error {
 	return h.recordHealth(ctx, unhealthy, nil, registry.EventTaskUnhealthy)
 }
 
-// recordHealth records the health of all roles, and their fingerprints if found is not nil. If nothing has changed, it
-// commits nothing, so most heartbeats cost no transaction.
+// recordHealth records the health of all roles, and their fingerprints if found is not nil. A role that has the same
+// health state already keeps its cause and time. If nothing has changed, recordHealth commits nothing, so most
+// heartbeats cost no transaction.
 func (h *heartbeat) recordHealth(
 	ctx context.Context, health registry.Health, found fingerprints, kind registry.EventKind,
 ) error {
 	health.Since = h.clock.Now()
 	return h.ensure(ctx, func(v registry.View) (registry.Change, error) {
 		var instances []registry.Instance
-		turned := false
+		stateChanged := false
 		for _, role := range h.roles {
 			in, ok := v.Instance(h.key(role))
 			if !ok {
 				continue
 			}
 			if in.Health.State != health.State {
-				in.Health, turned = health, true
+				in.Health, stateChanged = health, true
 			}
 			if found != nil {
 				in.Fingerprint = found[role]
@@ -209,7 +213,7 @@ func (h *heartbeat) recordHealth(
 			instances = append(instances, in)
 		}
 		change := registry.PutChange(v, health.Since, instances...)
-		if turned {
+		if stateChanged {
 			change.Events = append(change.Events, h.event(kind, health.Cause, health.Detail))
 		}
 		return change, nil

@@ -10,48 +10,49 @@ import (
 )
 
 // restartSick asks for a restart of the task once the plugin has been unhealthy for restart_after. While a process of
-// the task serves FUSE mounts of volumes, it withholds the restart, because a restart would break them.
+// the task serves mounts of volumes (FUSE, nbd, ublk), or may do so, it withholds the restart, because a restart would
+// break them. Without restart_after it does nothing.
 func (h *heartbeat) restartSick(ctx context.Context) error {
 	after := h.spec.Heartbeat.RestartAfter
 	if after == 0 {
 		return nil
 	}
-	task, health, err := h.recorded(ctx)
+	task, health, err := h.taskAndHealth(ctx)
 	if err != nil {
 		return err
 	}
 	now := h.clock.Boot().At
 	switch {
 	case health.State != registry.Unhealthy:
-		h.sick = 0
+		h.sickSince = 0
 		if task.Withheld {
-			return h.withhold(ctx, false, problem{})
+			return h.recordWithheld(ctx, false, problem{})
 		}
 		return nil
-	case h.sick == 0:
+	case h.sickSince == 0:
 		// An earlier shim may have recorded the plugin as unhealthy. The record has only wall time, so a change of the
 		// clock may delay or hasten the restart, but not to before the start of the task.
 		since := max(0, h.clock.Now().Sub(health.Since))
-		h.sick = max(now-since, h.startedAt(), 1)
+		h.sickSince = max(now-since, h.startedAt(), 1)
 	}
-	if now-h.sick < after || restartAsked(task) {
+	if now-h.sickSince < after || restartAsked(task) {
 		return nil
 	}
 	why := problem{health.Cause, fmt.Sprintf("it has been unhealthy for %v: %s", after, health.Detail)}
 	switch mounts, err := h.servedMounts(ctx); {
 	case err != nil:
 		why.text += fmt.Sprintf("; its task is not restarted, because its mounts cannot be listed: %v", err)
-		return h.withhold(ctx, true, why)
+		return h.recordWithheld(ctx, true, why)
 	case len(mounts) > 0:
 		why.text += "; its task is not restarted while it serves the mounts of " + strings.Join(mounts, ", ") +
 			"; stop these users"
-		return h.withhold(ctx, true, why)
+		return h.recordWithheld(ctx, true, why)
 	}
 	return h.askRestart(ctx, why, registry.EventRestartAsked)
 }
 
-// recorded returns the task's record, and the health of its plugin.
-func (h *heartbeat) recorded(ctx context.Context) (task registry.Task, health registry.Health, err error) {
+// taskAndHealth returns the task's record and the recorded health of its plugin, which is the same in all roles.
+func (h *heartbeat) taskAndHealth(ctx context.Context) (task registry.Task, health registry.Health, err error) {
 	err = h.state.View(ctx, func(v registry.View) error {
 		task, _ = v.Task(h.task.TaskKey)
 		in, _ := v.Instance(h.key(h.roles[0]))
@@ -105,16 +106,17 @@ func usersOf(v registry.View, served registry.ServedVolume) (users []string) {
 	return users
 }
 
-// withhold records whether a restart is withheld. If it is, the commit has an event.
-func (h *heartbeat) withhold(ctx context.Context, held bool, why problem) error {
+// recordWithheld records whether a restart is withheld. If the record changes and a restart is withheld now, the commit
+// has an event with the reason.
+func (h *heartbeat) recordWithheld(ctx context.Context, withheld bool, why problem) error {
 	return h.ensure(ctx, func(v registry.View) (registry.Change, error) {
 		task, ok := v.Task(h.task.TaskKey)
-		if !ok || task.Attempt != h.task.Attempt || task.Withheld == held {
+		if !ok || task.Attempt != h.task.Attempt || task.Withheld == withheld {
 			return registry.Change{}, nil
 		}
-		task.Withheld = held
+		task.Withheld = withheld
 		change := registry.Change{Put: []registry.Record{task}}
-		if held {
+		if withheld {
 			change.Events = append(change.Events, h.event(registry.EventRestartWithheld, why.cause, why.text))
 		}
 		return change, nil

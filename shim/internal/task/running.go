@@ -50,8 +50,8 @@ func (t *Tasks) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// start supervises one attempt of a task, unless its supervision runs already. Before Run, start does nothing, because
-// Run starts the recorded attempts.
+// start supervises one attempt of a task, unless its supervision or that of a newer attempt runs already. Before Run,
+// start does nothing, because Run starts the recorded attempts. After Run, it does nothing either.
 func (t *Tasks) start(task registry.Task) error {
 	spec, err := config.OpenRunning(task.Sealed)
 	if err != nil {
@@ -165,7 +165,7 @@ func (t *Tasks) adopt(ctx context.Context, l LivingTask) error {
 		return err
 	}
 	defer unlock()
-	recorded, err := t.attempt(ctx, l.Task)
+	recorded, err := t.attemptRecord(ctx, l.Task)
 	switch {
 	case err != nil:
 		return err
@@ -184,6 +184,7 @@ func (t *Tasks) adopt(ctx context.Context, l LivingTask) error {
 			return err
 		}
 	}
+	// the record now says that the attempt is starting, or still that it has exited
 	if !l.Running {
 		return nil
 	}

@@ -11,10 +11,10 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// start waits until the plugin is ready, and registers it. If the health timeout comes first, it asks for a restart and
-// waits for the end of ctx.
-func (u *supervision) start(ctx context.Context) error {
-	if !restartAsked(u.task) { // otherwise an earlier shim has asked for a restart
+// registerWhenReady waits until the plugin is ready, and registers it. If the health timeout comes first, it asks for a
+// restart and waits for the end of ctx. If an earlier shim has asked for one already, it only waits.
+func (u *supervision) registerWhenReady(ctx context.Context) error {
+	if !restartAsked(u.task) {
 		found, last, err := u.awaitReady(ctx)
 		switch {
 		case err == nil:
@@ -50,19 +50,19 @@ func (u *supervision) timeLeft() time.Duration {
 
 type fingerprints map[registry.Role]registry.Fingerprint
 
-// problem is the reason why the plugin is not healthy.
+// problem is the reason why the plugin is not healthy. A nil *problem means that it is.
 type problem struct {
 	cause registry.Cause
 	text  string
 }
 
-// awaitReady repeats probe and description until both succeed. If the health timeout comes first, it returns the last
-// problem.
+// awaitReady repeats probe and description until both succeed, and reports a lasting problem (showProblem). If the
+// health timeout or the end of ctx comes first, it returns the last problem and the cause.
 func (u *supervision) awaitReady(ctx context.Context) (fingerprints, *problem, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, u.timeLeft(), errStartTimeout)
 	defer cancel()
 	var last *problem
-	shown, next := "", time.Now().Add(problemEvery)
+	shown, nextReport := "", time.Now().Add(problemEvery)
 	for waits := retries(startRetry); ; intent.Sleep(ctx, waits.NextBackOff()) {
 		if last != nil && ctx.Err() != nil {
 			return nil, last, context.Cause(ctx)
@@ -77,11 +77,11 @@ func (u *supervision) awaitReady(ctx context.Context) (fingerprints, *problem, e
 		if ctx.Err() == nil || last == nil { // a try that the timeout cut off has less to say than the one before
 			last = p
 		}
-		if ctx.Err() == nil && p.text != shown && !time.Now().Before(next) {
+		if ctx.Err() == nil && p.text != shown && !time.Now().Before(nextReport) {
 			if u.showProblem(ctx, p.text) {
 				shown = p.text
 			}
-			next = time.Now().Add(problemEvery)
+			nextReport = time.Now().Add(problemEvery)
 		}
 	}
 }
@@ -127,7 +127,8 @@ func (u *supervision) describe(ctx context.Context) (fingerprints, *problem) {
 	return found, nil
 }
 
-// register puts all instances of the task into the table. The same commit has the task's events.
+// register puts all instances of the task into the table. The same commit has the task's events. It fails with
+// ErrConflict if the attempt has ended meanwhile.
 func (u *supervision) register(ctx context.Context, found fingerprints) error {
 	now := u.clock.Now()
 	healthy := registry.Health{State: registry.Healthy, Cause: registry.CauseProbed, Since: now}

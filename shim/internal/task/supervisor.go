@@ -48,7 +48,7 @@ const (
 	retryFirst    = 10 * time.Millisecond  // between two tries to reach a plugin
 	startRetry    = 200 * time.Millisecond // longest wait between two tries while the plugin starts
 	problemEvery  = time.Second            // between two reports of why the plugin does not start
-	retryMost     = time.Second            // longest wait between two tries after the registration
+	retryMost     = time.Second            // longest wait between two tries after the registration, or on a full disk
 	socketGrace   = 2 * time.Second        // for a plugin that makes its socket anew
 	describeLimit = 10 * time.Second
 	refreshEvery  = 10 * time.Minute
@@ -94,8 +94,9 @@ type supervision struct {
 	roles  []registry.Role
 }
 
-// Run supervises one attempt of a task until ctx ends. When Run returns, all its goroutines have ended. The task's
-// instances stay as they are, and its connection stays open for calls until Tasks.Exited.
+// Run supervises one attempt of a task until ctx ends or a record cannot be stored. When Run returns, all its
+// goroutines have ended. The task's instances stay as they are, and its connection stays open for calls until
+// Tasks.Exited, or until a newer attempt starts.
 func (s *Supervisor) Run(ctx context.Context, t registry.Task, spec hooks.PluginSpec) error {
 	plugin, err := s.fleet.Connect(spec.ID, t.TaskKey, t.Endpoint)
 	if err != nil {
@@ -108,10 +109,10 @@ func (s *Supervisor) Run(ctx context.Context, t registry.Task, spec hooks.Plugin
 		return err
 	}
 	if !registered {
-		if err := u.start(ctx); err != nil {
+		if err := u.registerWhenReady(ctx); err != nil {
 			return err
 		}
-		return u.heartbeats(ctx, u.interval())
+		return u.runHeartbeats(ctx, u.interval())
 	}
 	// An earlier shim has registered the plugin. First probes are spread over time; Lost notices a dead plugin at once.
 	within := min(spread, u.spec.Heartbeat.Interval)
@@ -121,7 +122,7 @@ func (s *Supervisor) Run(ctx context.Context, t registry.Task, spec hooks.Plugin
 	case !plugin.Outdated(): // this process has probed the plugin in its rehearsal
 		within = u.spec.Heartbeat.Interval
 	}
-	return u.heartbeats(ctx, time.Duration(u.random()*float64(within)))
+	return u.runHeartbeats(ctx, time.Duration(u.random()*float64(within)))
 }
 
 // withDefaults fills in the times of a spec that was stored without them.
@@ -151,7 +152,8 @@ func (u *supervision) registered(ctx context.Context) (all, healthy bool, err er
 	return all, healthy, err
 }
 
-// ensure commits the change, unless it is empty. While the disk is full, it tries again until ctx ends.
+// ensure commits the change, unless it is empty. While the disk is full, it tries again until ctx ends. Then it returns
+// the cause.
 func (u *supervision) ensure(ctx context.Context, decide registry.Decision) error {
 	for logged := false; ; logged = true {
 		_, err := registry.Ensure(ctx, u.state, decide)

@@ -57,7 +57,7 @@ func NewTasks(s *Supervisor, d Disk, l hooks.Layout, operations []hooks.Operatio
 }
 
 // Starting returns the plan that the host applies before this attempt of a task starts. The host may call it repeatedly
-// for one attempt. Starting refuses an attempt older than the newest.
+// for one attempt; a repetition gets the recorded plan. Starting refuses an attempt older than the newest.
 func (t *Tasks) Starting(ctx context.Context, call registry.Call, at hooks.AllocTask) (hooks.Plan, error) {
 	prep, err := t.prepare(at)
 	if err != nil {
@@ -68,7 +68,7 @@ func (t *Tasks) Starting(ctx context.Context, call registry.Call, at hooks.Alloc
 		return hooks.Plan{}, err
 	}
 	defer unlock()
-	known, err := t.attempt(ctx, at)
+	known, err := t.attemptRecord(ctx, at)
 	if err != nil {
 		return hooks.Plan{}, err
 	}
@@ -76,7 +76,7 @@ func (t *Tasks) Starting(ctx context.Context, call registry.Call, at hooks.Alloc
 	// A repeated start in another run directory is a new start, unless the attempt runs already.
 	repeated := known != nil && (running || known.Endpoint == prep.Endpoint)
 	if repeated {
-		if prep, err = recorded(prep, *known); err != nil {
+		if prep, err = withRecordedPlan(prep, *known); err != nil {
 			return hooks.Plan{}, err
 		}
 	}
@@ -129,7 +129,8 @@ func (t *Tasks) recordStart(
 	return nil
 }
 
-// deregister returns the change that removes all instances of a task.
+// deregister returns the change that removes all instances of a task. If the task's stanza cannot be read, the plugin
+// is not known, and the change has no event.
 func (t *Tasks) deregister(v registry.View, task registry.Task, detail string) registry.Change {
 	spec, err := config.OpenRunning(task.Sealed)
 	if err != nil {
@@ -167,9 +168,9 @@ func (t *Tasks) prepare(at hooks.AllocTask) (hooks.Preparation, error) {
 	return prep, prep.Plan.Supported(t.operations)
 }
 
-// recorded returns prep with the paths from the task's record. A new run directory or a new shim does not move a
-// running task.
-func recorded(prep hooks.Preparation, task registry.Task) (hooks.Preparation, error) {
+// withRecordedPlan returns prep with the paths and the plan from the task's record. A new run directory or a new shim
+// does not move a running task.
+func withRecordedPlan(prep hooks.Preparation, task registry.Task) (hooks.Preparation, error) {
 	prep.Endpoint, prep.Volumes, prep.Socket = task.Endpoint, task.Volumes, task.Endpoint.Host
 	prep.Plan = hooks.Plan{}
 	if err := json.Unmarshal(task.Plan, &prep.Plan); err != nil {
@@ -178,8 +179,9 @@ func recorded(prep hooks.Preparation, task registry.Task) (hooks.Preparation, er
 	return prep, nil
 }
 
-// attempt returns the record of this attempt, or nil if there is none. It is an error if the attempt is not the newest.
-func (t *Tasks) attempt(ctx context.Context, at hooks.AllocTask) (known *registry.Task, err error) {
+// attemptRecord returns the task's record if it is of this attempt, else nil. If the record is of a newer attempt, it
+// returns an ErrConflict.
+func (t *Tasks) attemptRecord(ctx context.Context, at hooks.AllocTask) (known *registry.Task, err error) {
 	err = t.state.View(ctx, func(v registry.View) error {
 		task, ok := v.Task(at.Key())
 		switch {
@@ -252,18 +254,19 @@ func (t *Tasks) started(
 }
 
 // Stopping records that the host is about to end the attempt, and ends its supervision. From then on a plugin that does
-// not answer is no failure. The instances and the connection stay until Exited, so that calls in flight can end.
+// not answer is no failure. The instances and the connection stay until Exited, so that calls in flight can end. If the
+// attempt is not recorded as running, Stopping only stores the answer.
 func (t *Tasks) Stopping(ctx context.Context, call registry.Call, k registry.TaskKey, attempt uint64) error {
 	unlock, err := t.locks.Lock(ctx, k, "its stop")
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	task, newest, err := t.newest(ctx, k, attempt)
+	task, found, err := t.recordUpTo(ctx, k, attempt)
 	if err != nil {
 		return err
 	}
-	if !newest || task.Attempt != attempt || task.Phase != registry.TaskRunning {
+	if !found || task.Attempt != attempt || task.Phase != registry.TaskRunning {
 		return t.storeAnswer(ctx, call, struct{}{})
 	}
 	t.stop(k, errStopping)
@@ -277,7 +280,7 @@ func (t *Tasks) Stopping(ctx context.Context, call registry.Call, k registry.Tas
 	return nil
 }
 
-// Prefer makes the instances of the attempt the newest of their plugin.
+// Prefer makes the instances of the attempt the newest of their plugin. ErrNotFound: the attempt has none.
 func (t *Tasks) Prefer(ctx context.Context, call registry.Call, k registry.TaskKey, attempt uint64) error {
 	_, err := t.state.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		var keys []registry.InstanceKey
@@ -312,7 +315,8 @@ func (e Exit) String() string {
 }
 
 // Exited records that the attempt has ended, and removes its instances in the same commit. The record of a task that
-// will not be started again is deleted. Exited ignores an attempt older than the newest.
+// will not be started again is deleted, and then the directory of its socket. Exited ignores an attempt older than the
+// newest, and a task without a record.
 func (t *Tasks) Exited(ctx context.Context, call registry.Call, k registry.TaskKey, attempt uint64, how Exit) error {
 	unlock, err := t.locks.Lock(ctx, k, "the report of its end")
 	if err != nil {
@@ -322,12 +326,13 @@ func (t *Tasks) Exited(ctx context.Context, call registry.Call, k registry.TaskK
 	return t.exited(ctx, call, k, attempt, how)
 }
 
+// exited is Exited for a caller that holds the lock of the task.
 func (t *Tasks) exited(ctx context.Context, call registry.Call, k registry.TaskKey, attempt uint64, how Exit) error {
-	task, newest, err := t.newest(ctx, k, attempt)
+	task, found, err := t.recordUpTo(ctx, k, attempt)
 	if err != nil {
 		return err
 	}
-	if !newest {
+	if !found {
 		return t.storeAnswer(ctx, call, struct{}{})
 	}
 	t.stop(k, errExited)
@@ -364,19 +369,21 @@ func (t *Tasks) removeSocketDir(task registry.Task) {
 	}
 }
 
-// newest returns the task's record. is reports whether the given attempt is known and no newer one is.
-func (t *Tasks) newest(ctx context.Context, k registry.TaskKey, attempt uint64) (task registry.Task, is bool,
-	err error) {
+// recordUpTo returns the task's record. found reports whether there is one and it is not of a newer attempt.
+func (t *Tasks) recordUpTo(
+	ctx context.Context, k registry.TaskKey, attempt uint64,
+) (task registry.Task, found bool, err error) {
 	err = t.state.View(ctx, func(v registry.View) error {
 		var ok bool
 		task, ok = v.Task(k)
-		is = ok && task.Attempt <= attempt
+		found = ok && task.Attempt <= attempt
 		return nil
 	})
-	return task, is, err
+	return task, found, err
 }
 
-// Plugins lists the tasks that run the plugin, or all plugin tasks if id is empty.
+// Plugins lists the tasks that run the plugin, or all plugin tasks if id is empty. It leaves out tasks whose stanza
+// this shim cannot read. at is the index of the answer.
 func (t *Tasks) Plugins(
 	ctx context.Context, id registry.PluginID,
 ) (list []registry.PluginTask, at registry.Seq, err error) {
@@ -400,7 +407,7 @@ func (t *Tasks) Plugins(
 	return list, at, err
 }
 
-// Restarts lists the restart requests of the newest attempts.
+// Restarts lists the restart requests of the newest attempts. at is the index of the answer.
 func (t *Tasks) Restarts(ctx context.Context) (list []registry.PendingRestart, at registry.Seq, err error) {
 	err = t.state.View(ctx, func(v registry.View) error {
 		at = v.Index()

@@ -27,7 +27,7 @@ type Uses struct {
 	Running func(registry.TaskKey) int // how many calls run at a task now
 }
 
-// Of returns the tasks with their running calls and served mounts.
+// Of returns the tasks with their health, their running calls, and the volumes whose mounts they serve.
 func (u Uses) Of(ctx context.Context, tasks []registry.PluginTask) ([]registry.PluginTask, error) {
 	if len(tasks) == 0 {
 		return nil, nil
@@ -80,6 +80,8 @@ func (u Uses) servedMounts() (map[string]bool, error) {
 	return served, err
 }
 
+// healthOf reports whether the task runs with healthy instances in all its roles, and whether one of them is the active
+// instance of its role.
 func healthOf(v registry.View, task registry.PluginTask) (healthy, active bool) {
 	healthy = task.Phase == registry.TaskRunning
 	for _, role := range hooks.PluginType(task.Type).Roles() {
@@ -111,11 +113,11 @@ func servedBy(
 	serves := func(at registry.Tree, server registry.TaskKey) bool {
 		return mounts[at.Host] && (server == registry.TaskKey{} || server == task.TaskKey)
 	}
-	at := map[registry.VolumeKey]int{}
+	positions := map[registry.VolumeKey]int{} // in volumes
 	add := func(key registry.VolumeKey, name registry.VolumeName) *registry.ServedVolume {
-		i, known := at[key]
+		i, known := positions[key]
 		if !known {
-			i, at[key] = len(volumes), len(volumes)
+			i, positions[key] = len(volumes), len(volumes)
 			volumes = append(volumes, registry.ServedVolume{Volume: name, External: key.External})
 		}
 		return &volumes[i]
@@ -126,7 +128,7 @@ func servedBy(
 		}
 	}
 	for _, r := range refs {
-		if _, staged := at[r.Volume]; r.Volume.Plugin == task.Plugin && (staged || serves(r.Target, r.Server)) {
+		if _, listed := positions[r.Volume]; r.Volume.Plugin == task.Plugin && (listed || serves(r.Target, r.Server)) {
 			volume, _ := v.VolumeByKey(r.Volume)
 			served := add(r.Volume, volume.VolumeName())
 			served.Allocs = append(served.Allocs, r.Alloc)
