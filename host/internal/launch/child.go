@@ -24,6 +24,7 @@ import (
 )
 
 const (
+	// lifeFD is the descriptor of the life pipe in the shim.
 	lifeFD = 3
 	// drainTime is how long output is still read after a death while another process holds the pipes.
 	drainTime = 100 * time.Millisecond
@@ -38,7 +39,7 @@ type child struct {
 	cmd   *exec.Cmd
 	pid   int
 	life  *os.File      // a pipe; its closing tells the shim that the host is gone
-	asked atomic.Bool   // this host has ended it
+	asked atomic.Bool   // this host has asked it to end, or killed it
 	done  chan struct{} // closed once it is dead and its output is read, unless the logger blocks
 	exit  *Exit         // readable after done
 }
@@ -154,7 +155,8 @@ func (c *child) closeLife() {
 	_ = c.life.Close()
 }
 
-// killAndWait returns after the death, or with the kernel's state of a process that does not die.
+// killAndWait sends SIGKILL and returns after the death. After killTime, or when ctx ends, it returns an error with the
+// kernel's state of the process.
 func (c *child) killAndWait(ctx context.Context) error {
 	if err := c.kill(); err != nil {
 		return err
@@ -167,7 +169,7 @@ func (c *child) killAndWait(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	select {
-	case <-c.done: // both at once
+	case <-c.done: // at the same time as ctx
 		return nil
 	default:
 		return registry.Errorf(registry.ErrUnavailable, "shim %d has not died of SIGKILL yet (%s): %w",

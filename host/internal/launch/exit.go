@@ -11,7 +11,7 @@ type Exit struct {
 	PID    int
 	Code   int            // the exit code, if Signal is 0
 	Signal syscall.Signal // the signal that killed it
-	Asked  bool           // this host ended it, by Stop or Kill
+	Asked  bool           // this host asked it to end or killed it, by Stop or Kill
 	Cause  error          // why Code and Signal are unknown; nil: they are known
 }
 

@@ -24,7 +24,7 @@ const (
 	maxHandshake = 16 << 10
 	// shownBytes is how much of an invalid output an error quotes.
 	shownBytes = 200
-	// minCert is the length below which go-plugin ignores the certificate.
+	// minCert is the length up to which go-plugin ignores the certificate.
 	minCert = 50
 )
 
@@ -60,8 +60,8 @@ func (w *handshakeWriter) text() string {
 	return string(w.got)
 }
 
-// seen describes the output that came instead of a handshake.
-func (w *handshakeWriter) seen() string {
+// describe describes the output that came instead of a handshake.
+func (w *handshakeWriter) describe() string {
 	text := w.text()
 	if text == "" {
 		return "nothing on stdout"

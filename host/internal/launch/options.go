@@ -14,7 +14,7 @@ type Options struct {
 	// Store holds the binary that Digest names.
 	Store  *Store
 	Digest Digest
-	// RunDir is the absolute path at which the private socket directory is created.
+	// RunDir is the absolute path of the directory in which the private socket directory is created.
 	RunDir string
 	// Generation is the host's number for this process: for logs, errors and the name of its directory.
 	Generation uint64

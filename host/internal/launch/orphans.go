@@ -24,12 +24,12 @@ const (
 // calls EndOrphans before it starts a shim. Shims normally end with their host, so one that is stopped is killed at
 // once, and any other after a grace period.
 //
-// ErrUnavailable: the shim does not die of SIGKILL within 10 s. ErrDenied: this user may not kill it.
+// ErrUnavailable: a shim still has the state 12 s after the call. ErrDenied: this user may not kill it.
 func EndOrphans(ctx context.Context, database string, log hclog.Logger) error {
 	graceOver, giveUp := time.Now().Add(orphanGrace), time.Now().Add(orphanGrace+killTime)
 	killed := map[int]bool{}
 	for {
-		pid, found := orphan(database)
+		pid, found := findOrphan(database)
 		st, _ := proc.ReadStat(pid)
 		switch {
 		case !found:
@@ -55,9 +55,9 @@ func EndOrphans(ctx context.Context, database string, log hclog.Logger) error {
 	}
 }
 
-// orphan returns a shim that has the database locked. A lock that a dead shim has left to another process is not its
-// own: the next shim reports the process that has it.
-func orphan(database string) (pid int, found bool) {
+// findOrphan returns a shim that has the database locked. It leaves out processes that have inherited the lock from a
+// dead shim: the next shim reports them.
+func findOrphan(database string) (pid int, found bool) {
 	for _, pid := range proc.FlockHolders(database) {
 		if st, err := proc.ReadStat(pid); err == nil && st.Comm == argv0 && !exited(pid) {
 			return pid, true
@@ -79,14 +79,16 @@ func exited(pid int) bool {
 	return n > 0
 }
 
-// killOrphan sends SIGKILL to a process if it still has the database locked once it is certain whom the signal reaches.
+// killOrphan sends SIGKILL to a shim that has the database locked. It checks the lock again once it has a descriptor of
+// the process, so that the signal cannot reach another process with the same pid. It reports only ErrDenied: after any
+// other failure EndOrphans still finds the shim, and gives up in the end.
 func killOrphan(pid int, database string) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return nil // it is dead
 	}
 	defer unix.Close(fd)
-	if now, found := orphan(database); !found || now != pid {
+	if now, found := findOrphan(database); !found || now != pid {
 		return nil
 	}
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); errors.Is(err, unix.EPERM) {

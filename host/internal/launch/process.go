@@ -95,7 +95,7 @@ func (p *Process) start(ctx context.Context, opts Options) error {
 			return nil
 		}
 	}
-	err = p.runner.fail(err)
+	err = p.runner.killFailed(err)
 	if p.Err() != nil { // else the process does not die, and the error says so
 		<-p.cleaned
 	}
@@ -115,7 +115,7 @@ func (p *Process) connect(ctx context.Context) error {
 	case <-ctx.Done():
 		_ = p.runner.child.kill() // which also ends dispense
 		<-connected
-		return p.runner.tooLate("sent a handshake, but did not take a connection")
+		return p.runner.timeoutError("sent a handshake, but did not take a connection")
 	}
 	service := &grpc_health_v1.HealthCheckRequest{Service: plugin.GRPCServiceName}
 	_, err := grpc_health_v1.NewHealthClient(p.conn).Check(ctx, service)
@@ -123,11 +123,12 @@ func (p *Process) connect(ctx context.Context) error {
 		return nil
 	}
 	if ctx.Err() != nil {
-		return p.runner.tooLate("sent a handshake, but did not answer")
+		return p.runner.timeoutError("sent a handshake, but did not answer")
 	}
 	return registry.Errorf(registry.ErrUnavailable, "ask the shim whether it serves: %w", err)
 }
 
+// dispense sets p.conn to go-plugin's connection to the shim.
 func (p *Process) dispense() error {
 	protocol, err := p.client.Client()
 	if err != nil {
@@ -141,8 +142,8 @@ func (p *Process) dispense() error {
 	return nil
 }
 
-// cleanAfterDeath removes the files of the process. It logs what it cannot remove; the next start tries again.
-// go-plugin's Kill is safe here, because the process is dead.
+// cleanAfterDeath waits for the death of the process, and removes its files. It logs what it cannot remove; the next
+// start tries again. go-plugin's Kill is safe here, because the process is dead.
 func (p *Process) cleanAfterDeath() {
 	<-p.runner.child.done
 	p.client.Kill()
@@ -161,7 +162,7 @@ func (p *Process) PID() int { return p.runner.child.pid }
 // Protocol returns the version that the shim and this host agreed on: the highest that both speak.
 func (p *Process) Protocol() int { return p.client.NegotiatedVersion() }
 
-// Done returns a channel that is closed at the real death of the process.
+// Done returns a channel that is closed once the process is dead. Its output is read by then, as far as possible.
 func (p *Process) Done() <-chan struct{} { return p.runner.child.done }
 
 // Err returns nil while the process lives, then the *Exit.

@@ -72,7 +72,7 @@ func (r *runner) Start(context.Context) error {
 	case <-r.child.done:
 		return r.diedAtStart()
 	case <-r.ctx.Done():
-		return r.tooLate("sent no handshake, so it hangs or is no shim; there is " + r.stdout.seen())
+		return r.timeoutError("sent no handshake, so it hangs or is no shim; there is " + r.stdout.describe())
 	}
 	h, err := parseHandshake(r.stdout.text())
 	if err != nil {
@@ -92,7 +92,7 @@ func (r *runner) diedAtStart() error {
 	} else if r.stdout.text() == "" && !exit.Outside() {
 		hint = "; if its last lines do not say why, it may be no shim: " + giveShim
 	}
-	return registry.Errorf(registry.ErrUnavailable, "the shim did not start: %w, with %s%s", exit, r.stdout.seen(),
+	return registry.Errorf(registry.ErrUnavailable, "the shim did not start: %w, with %s%s", exit, r.stdout.describe(),
 		hint)
 }
 
@@ -100,7 +100,8 @@ func (r *runner) diedAtStart() error {
 // of a process long before its exit if one of its threads waits for a disk.
 const ExitWait = 5 * time.Second
 
-// explainDeath adds to an error how the shim died after its handshake, unless this host ended it.
+// explainDeath adds to an error how the shim died after its handshake. It waits up to ExitWait for the death. If the
+// shim lives, or this host ended it, explainDeath returns err as it is.
 func (r *runner) explainDeath(err error) error {
 	if r.ctx.Err() != nil || r.child.asked.Load() {
 		return err
@@ -119,12 +120,13 @@ func (r *runner) refusedCookie() bool {
 	return r.child.exit.Code == 1 && strings.Contains(strings.Join(r.stderr.last(), "\n"), "This binary is a plugin")
 }
 
-func (r *runner) tooLate(what string) error {
+// timeoutError returns the error of a start that took too long. what says how far the shim has come.
+func (r *runner) timeoutError(what string) error {
 	return registry.Errorf(registry.ErrUnavailable, "the shim %s: gave up starting it: %w", what, context.Cause(r.ctx))
 }
 
-// fail kills the process, and returns err with the last lines of its stderr.
-func (r *runner) fail(err error) error {
+// killFailed kills the process after a failed start, and returns err with the last lines of its stderr.
+func (r *runner) killFailed(err error) error {
 	killed := r.Kill(context.WithoutCancel(r.ctx))
 	return errors.Join(withLines(err, r.stderr.last()), killed)
 }

@@ -52,8 +52,9 @@ func newSocketDir(runDir string, generation uint64) (*socketDir, error) {
 	return d, nil
 }
 
+// checkLength returns an error if the kernel could refuse the path of a socket in a new socket directory.
 func checkLength(runDir, prefix string) error {
-	const random = 10
+	const random = 10 // digits that os.MkdirTemp adds, at most
 	length := len(filepath.Join(runDir, prefix)) + random + longestSocketName
 	if length <= maxSocketPath {
 		return nil

@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	storedMode = 0o500
-	temporary  = ".add-*" // names of unfinished copies
+	storedMode        = 0o500
+	unfinishedPattern = ".add-*" // names of unfinished copies
 )
 
 // Store keeps shim binaries in files that are named after their SHA-256. One process owns the directory. Start may be
@@ -42,11 +42,11 @@ func OpenStore(dir string) (*Store, error) {
 	if err := checkPrivate(dir); err != nil {
 		return nil, err
 	}
-	partial, err := filepath.Glob(filepath.Join(dir, temporary))
+	unfinished, err := filepath.Glob(filepath.Join(dir, unfinishedPattern))
 	if err != nil {
 		return nil, fmt.Errorf("open the store of shims: %w", err)
 	}
-	for _, path := range partial {
+	for _, path := range unfinished {
 		if err := os.Remove(path); err != nil {
 			return nil, fmt.Errorf("open the store of shims: %w", err)
 		}
@@ -54,6 +54,7 @@ func OpenStore(dir string) (*Store, error) {
 	return &Store{dir: dir}, nil
 }
 
+// checkPrivate returns an error unless only this user or root can write to dir.
 func checkPrivate(dir string) error {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil {
@@ -156,18 +157,19 @@ func (s *Store) open(ctx context.Context, sum string) (*os.File, error) {
 	return f, nil
 }
 
+// verify returns ErrDamaged if a stored binary does not have the digest sum, or not the mode of stored binaries.
 func verify(ctx context.Context, f *os.File, sum string) error {
 	info, err := f.Stat()
 	if err != nil {
 		return err
 	}
-	is, err := hashInto(ctx, io.Discard, f)
+	actual, err := hashInto(ctx, io.Discard, f)
 	switch {
 	case err != nil:
 		return fmt.Errorf("verify the stored shim: %w", err)
-	case is != sum:
+	case actual != sum:
 		return registry.Errorf(registry.ErrDamaged,
-			"the stored shim %s was changed, its SHA-256 is now %s: add its binary again", sum, is)
+			"the stored shim %s was changed, its SHA-256 is now %s: add its binary again", sum, actual)
 	case info.Mode() != storedMode:
 		return registry.Errorf(registry.ErrDamaged, "the stored shim %s has mode %v: add its binary again", sum,
 			info.Mode())
@@ -219,7 +221,7 @@ func checkBinary(f *os.File) error {
 
 // copyIn stores a copy of src under its digest, which it verifies, and makes the copy durable.
 func (s *Store) copyIn(ctx context.Context, src *os.File, sum string) error {
-	tmp, err := os.CreateTemp(s.dir, temporary)
+	tmp, err := os.CreateTemp(s.dir, unfinishedPattern)
 	if err != nil {
 		return err
 	}
