@@ -23,11 +23,11 @@ func (h *Host) PrepareAlloc(ctx context.Context, g AllocGroup) (map[string]Plan,
 	limited, done := h.prepares.begin(ctx, g.Alloc)
 	undo := h.workload.putAlloc(g)
 	reply, err := call(limited, h, writes, pb.NewAllocsClient, pb.AllocsClient.Prepare, req)
-	if err != nil && limited.Err() != nil && ctx.Err() == nil {
+	if releasing := limited.Err() != nil && ctx.Err() == nil; releasing && err != nil {
 		h.workload.removeAlloc(g.Alloc)
 		err = context.Cause(limited)
 	}
-	if errors.Is(err, ErrInvalid) { // after any other error, part of it may be done
+	if errors.Is(err, ErrInvalid) { // after any other error, the shim may have done a part
 		undo()
 	}
 	done()

@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	callbackLimit  = 10 * time.Second // for a callback without a deadline
-	maxAnswer      = 4 << 20          // bytes; more would break the stream for all callbacks
-	callbackResume = 20 * time.Millisecond
+	callbackLimit  = 10 * time.Second      // for a callback without a deadline
+	maxAnswer      = 4 << 20               // bytes; more would break the stream for all callbacks
+	callbackResume = 20 * time.Millisecond // before a stream that broke is opened again
 )
 
 // serveCallbacks answers the shim's callbacks for as long as it lives. The host opens the stream, and opens it again
@@ -39,7 +39,8 @@ func (h *Host) serveCallbacks(sh *shim) {
 	})
 }
 
-// serveStream answers on one stream until it ends, each callback on its own goroutine.
+// serveStream answers on one stream until it ends, each callback on its own goroutine. It returns once all of them have
+// ended.
 func (h *Host) serveStream(ctx context.Context, conn grpc.ClientConnInterface) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -64,7 +65,8 @@ func (h *Host) serveStream(ctx context.Context, conn grpc.ClientConnInterface) e
 	}
 }
 
-// answer calls the orchestrator's function for one request, within the time limit of the request.
+// answer returns the reply to one request: the answer of the orchestrator's function within the time limit of the
+// request, or an error.
 func (h *Host) answer(ctx context.Context, req *pb.CallbackRequest) *pb.CallbackReply {
 	limit := callbackLimit
 	if d := req.GetDeadline().AsDuration(); d > 0 {
@@ -84,7 +86,7 @@ func (h *Host) answer(ctx context.Context, req *pb.CallbackRequest) *pb.Callback
 	return reply
 }
 
-// callback calls the orchestrator's function.
+// callback calls the function of c that the request asks for.
 func (c *Config) callback(ctx context.Context, req *pb.CallbackRequest) ([]byte, error) {
 	switch q := req.GetAsk().(type) {
 	case *pb.CallbackRequest_Secret:

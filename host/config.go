@@ -93,7 +93,7 @@ const (
 	defaultStart   = 10 * time.Second
 )
 
-// complete sets the defaults and creates both directories.
+// complete checks the configuration, makes its paths absolute, sets the defaults, and creates both directories.
 func (c *Config) complete() (err error) {
 	if c.StateDir == "" || c.Shim.Path == "" {
 		return registry.Invalid("host: Config.StateDir and Config.Shim.Path are required")
@@ -142,8 +142,8 @@ func orDefault(d *time.Duration, value time.Duration) {
 	}
 }
 
-// makeDir creates a directory that only this user can read. It returns the path without symbolic links, as the mount
-// table has it.
+// makeDir creates a directory that only this user can access. If the directory exists and others can access it, makeDir
+// returns ErrDenied. It returns the path without symbolic links, as the mount table has it.
 func makeDir(path string) (string, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {

@@ -28,9 +28,9 @@ const maxCSIMessage = 4 << 20
 const csiMethods = "/csi.v1."
 
 // ServeCSI serves the CSI services of a plugin (CSI spec: Identity, Controller, GroupController, SnapshotMetadata and
-// Node) to CSI clients on l. It ends when ctx ends or l fails, and closes l. A client keeps its connection while
-// instances of the plugin come and go and shims are swapped: calls are held and repeated like those of a Host. The host
-// passes messages on undecoded, so RPCs and fields that are newer than the host work too.
+// Node) to CSI clients on l. It returns nil when ctx ends, or an error when l fails, and closes l. A client keeps its
+// connection while instances of the plugin come and go and shims are swapped: calls are held and repeated like those of
+// a Host. The host passes messages on undecoded, so RPCs and fields that are newer than the host work too.
 //
 // Calls that name one volume are made one at a time. FAILED_PRECONDITION: the call would change a volume that has a
 // record in Holdfast. UNAVAILABLE: no task runs the plugin, or a stream of answers was cut off by the end of a shim.
@@ -70,8 +70,9 @@ func (h *Host) passCSI(plugin PluginID, client grpc.ServerStream) error {
 	if err := client.RecvMsg(request); err != nil {
 		return err
 	}
-	var final error // of the answer
-	replied, tries := false, 0
+	var final error  // the status with which the call ends, if no other shim is to be tried
+	replied := false // the client has a message: the call cannot be repeated
+	tries := 0
 	err := h.do(client.Context(), writes, func(ctx context.Context, sh *shim) error {
 		ctx = metadata.AppendToOutgoingContext(ctx, wire.EndpointPlugin, string(plugin))
 		if tries++; tries > 1 {
@@ -93,22 +94,23 @@ func (h *Host) passCSI(plugin PluginID, client grpc.ServerStream) error {
 	return final
 }
 
-// passTo makes a call at a shim and passes each message of the answer on. answered reports whether the answer is final.
+// passTo makes a call at a shim and passes each message of the answer on. answered reports whether the call must not be
+// repeated: the shim has answered it, or reply has failed.
 func passTo(
 	ctx context.Context, conn grpc.ClientConnInterface, method string, request *emptypb.Empty,
 	reply func(*emptypb.Empty) error,
 ) (answered bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	shim, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, method)
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, method)
 	if err != nil {
 		return false, err
 	}
 	// After an io.EOF of SendMsg the status comes from RecvMsg.
-	if err := shim.SendMsg(request); err != nil && !errors.Is(err, io.EOF) {
+	if err := stream.SendMsg(request); err != nil && !errors.Is(err, io.EOF) {
 		return false, err
 	}
-	if err := shim.CloseSend(); err != nil {
+	if err := stream.CloseSend(); err != nil {
 		return false, err
 	}
 	// A message is kept until the next message or the status arrives. If the call is cut off before that, it can be
@@ -116,17 +118,17 @@ func passTo(
 	var last *emptypb.Empty
 	for {
 		m := &emptypb.Empty{}
-		err := shim.RecvMsg(m)
-		answered = err != nil && len(shim.Trailer().Get(wire.EndpointAnswered)) > 0
-		if err != nil && !errors.Is(err, io.EOF) {
-			return answered, err
+		err := stream.RecvMsg(m)
+		succeeded := errors.Is(err, io.EOF)
+		if err != nil && !succeeded {
+			return len(stream.Trailer().Get(wire.EndpointAnswered)) > 0, err
 		}
 		if last != nil {
-			if refused := reply(last); refused != nil {
-				return true, refused
+			if sendErr := reply(last); sendErr != nil {
+				return true, sendErr
 			}
 		}
-		if err != nil {
+		if succeeded {
 			return true, nil
 		}
 		last = m

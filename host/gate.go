@@ -30,6 +30,7 @@ type gate struct {
 
 func newGate() *gate { return &gate{changed: make(chan struct{})} }
 
+// change runs f, which changes the gate, and lets all waiting calls decide again.
 func (g *gate) change(f func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -86,15 +87,15 @@ type gateDecision struct {
 func (g *gate) decide(a access, avoid *shim) gateDecision {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	p := gateDecision{changed: g.changed, why: g.why, closed: g.closed}
+	d := gateDecision{changed: g.changed, why: g.why, closed: g.closed}
 	switch {
-	case g.active == nil || g.active == avoid:
+	case g.active == nil || g.active == avoid: // the call has to wait
 	case g.writesHeld && a == writes:
-		p.why = errReplacing
+		d.why = errReplacing
 	default:
-		p.shim = g.active
+		d.shim = g.active
 	}
-	return p
+	return d
 }
 
 func (g *gate) countWaiting() {
@@ -113,31 +114,32 @@ type shimWait struct {
 	why  error         // why it waits, or waited until its time was up; nil: neither
 }
 
-// enter waits for an active shim until w.left is used up or ctx ends. If both end at once, enter reports the end of
-// ctx. For retrySame it does not return avoid, the shim at which the call was cut off: that shim is most likely dead.
+// enter returns the active shim. If there is none for this call, enter waits for one until w.left is used up, ctx ends,
+// or the gate is shut. If ctx ends when w.left is used up or a moment later, enter reports the end of ctx. For
+// retrySame it does not return avoid, the shim at which the call was cut off: that shim is most likely dead.
 func (g *gate) enter(ctx context.Context, a access, w *shimWait, avoid *shim) (*shim, error) {
 	began := time.Now()
 	defer func() { w.left -= time.Since(began) }()
 	var limit, retry <-chan time.Time // nil: the call has not had to wait
 	for {
-		p := g.decide(a, avoid)
+		d := g.decide(a, avoid)
 		switch {
-		case p.closed != nil:
-			return nil, p.closed
+		case d.closed != nil:
+			return nil, d.closed
 		case limit != nil && ctx.Err() != nil:
 			return nil, noShimError(w.why, context.Cause(ctx))
-		case p.shim != nil:
+		case d.shim != nil:
 			if !timeIsUp(ctx) {
 				w.why = nil // a later timeout is not due to the wait
 			}
-			return p.shim, nil
+			return d.shim, nil
 		case limit == nil:
 			g.countWaiting()
 			limit, retry = time.After(w.left), time.After(retrySame)
 		}
-		w.why = cmp.Or(p.why, errUnanswered)
+		w.why = cmp.Or(d.why, errUnanswered)
 		select {
-		case <-p.changed:
+		case <-d.changed:
 		case <-retry:
 			avoid = nil
 		case <-ctx.Done():
@@ -193,9 +195,9 @@ func call[Client, Request, Reply any](
 	return reply, err
 }
 
-// do makes a call at the active shim. If the shim dies during the call, the call is repeated at the next shim: reads
-// may be repeated, and writes carry an operation id. A call waits for shims for at most MaxHold in all, so a call that
-// kills every shim ends.
+// do makes a call at the active shim. If the shim dies during the call, the call is repeated at the next shim, and if
+// only the connection broke, at the same one: reads may be repeated, and writes carry an operation ID. A call waits for
+// shims for at most MaxHold in all, so a call that kills every shim ends.
 func (h *Host) do(ctx context.Context, a access, f func(ctx context.Context, sh *shim) error) error {
 	wait := shimWait{left: h.config.MaxHold}
 	var avoid *shim

@@ -38,12 +38,12 @@ type Host struct {
 	gate       *gate
 	workload   *workload
 	prepares   prepareCalls
-	launches   atomic.Uint64 // how many shims were started
-	cancel     context.CancelCauseFunc
+	launches   atomic.Uint64           // how many shims were started
+	cancel     context.CancelCauseFunc // ends closing
 	supervisor sync.WaitGroup
 	background sync.WaitGroup // callbacks and pings; no shim waits for those of another
 	endErr     error          // error of ending the shims; valid once supervisor is done
-	close      sync.Once
+	closeOnce  sync.Once
 	closeErr   error
 }
 
@@ -59,8 +59,8 @@ func Open(ctx context.Context, c Config) (*Host, error) {
 		config: c, gate: newGate(), workload: newWorkload(c.Workload),
 		swaps: make(chan *preparedSwap), swapping: make(chan struct{}, 1),
 	}
-	if err := h.lockState(ctx); err != nil {
-		return nil, errors.Join(err, h.unlockState())
+	if err := h.openState(ctx); err != nil {
+		return nil, errors.Join(err, h.closeState())
 	}
 	run, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	h.closing, h.cancel = run, cancel
@@ -68,7 +68,7 @@ func Open(ctx context.Context, c Config) (*Host, error) {
 	if err != nil {
 		cancel(errClosed)
 		h.background.Wait()
-		return nil, errors.Join(err, h.unlockState())
+		return nil, errors.Join(err, h.closeState())
 	}
 	h.pruneBinaries()
 	s := newSupervisor(h, h.gate, first)
@@ -76,8 +76,9 @@ func Open(ctx context.Context, c Config) (*Host, error) {
 	return h, nil
 }
 
-// lockState locks the state directory, ends shims of an earlier host, and verifies the shim's binary.
-func (h *Host) lockState(ctx context.Context) (err error) {
+// openState locks the state directory, ends shims of an earlier host, and removes its temporary files. It reads which
+// shims ran, and sets the configured binary, which it verifies, as the one to run.
+func (h *Host) openState(ctx context.Context) (err error) {
 	if h.lock, err = lockFile(h.config.layout().HostLock()); err != nil {
 		return err
 	}
@@ -99,8 +100,8 @@ func (h *Host) lockState(ctx context.Context) (err error) {
 	return nil
 }
 
-// unlockState undoes lockState. It waits for writes to a disk that hangs.
-func (h *Host) unlockState() error {
+// closeState unlocks the state directory, once all writes to it have ended. The disk may hang meanwhile.
+func (h *Host) closeState() error {
 	if h.history != nil {
 		h.history.writer.wait()
 		h.choice.writer.wait()
@@ -130,12 +131,13 @@ func (h *Host) pruneBinaries() {
 	}
 }
 
-// verifyConfigured is verify for the configured binary. If its file is gone, the stored copy of the last one is used. A
-// replaced binary without a digest is trusted as at first use, and logged.
+// verifyConfigured is verify for the configured binary, which has a path. If its file is gone, the stored copy of the
+// last one is used. A replaced binary without a digest is trusted as at first use, and logged.
 func (h *Host) verifyConfigured(ctx context.Context) (digest, error) {
-	b, last, known := h.config.Shim, h.choice, ""
-	if last.Path == b.Path {
-		known = last.Configured
+	b := h.config.Shim
+	known := "" // SHA-256 of the last binary at this path
+	if h.choice.Path == b.Path {
+		known = h.choice.Configured
 	}
 	d, err := h.binaries.Add(ctx, b.Path, b.SHA256, known)
 	switch {
@@ -190,13 +192,13 @@ func LockHolder(stateDir string) (pid string, held bool) {
 // with ErrUnavailable. An error means that something may be left, such as a process that does not exit. Close may be
 // called again.
 func (h *Host) Close() error {
-	h.close.Do(func() {
+	h.closeOnce.Do(func() {
 		h.gate.shut(errClosed)
 		h.cancel(errClosed)
 		h.swapping <- struct{}{} // for good: the swap under way has ended, and no other follows
 		h.supervisor.Wait()
 		h.background.Wait()
-		h.closeErr = errors.Join(h.endErr, h.unlockState())
+		h.closeErr = errors.Join(h.endErr, h.closeState())
 	})
 	return h.closeErr
 }

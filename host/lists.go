@@ -152,8 +152,8 @@ func (b Blocking) page(token string) *pb.Page {
 	return p
 }
 
-// shortenWait returns a function to call before each try of a request. It reduces the request's wait to what is left of
-// it.
+// shortenWait returns a function to call before each try of a request. The function reduces the wait of a Blocking
+// query by the time since shortenWait was called. It does nothing to other requests.
 func shortenWait(req any) (beforeTry func()) {
 	r, paged := req.(interface{ GetPage() *pb.Page })
 	if !paged || r.GetPage().GetWait() == nil {

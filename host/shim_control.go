@@ -39,7 +39,8 @@ func (s *shim) kill(ctx context.Context) error {
 	return s.process.Kill(ctx)
 }
 
-// stop ends the process even if ctx has ended. If ctx has not ended, stop first reads the counts of the shim's calls.
+// stop ends the process even if ctx has ended. If ctx has not ended and the process lives, stop first reads the counts
+// of the shim's calls.
 func (s *shim) stop(ctx context.Context) error {
 	if ctx.Err() == nil && !isDead(s) {
 		limited, cancel := context.WithTimeout(ctx, lastMetricsLimit)
@@ -130,7 +131,7 @@ func (s *shim) checkReadable(schema uint32) error {
 			"than %d, and could not take over again: swap to a release between the two first", schema, s.schema)
 }
 
-// errTooLate is in the cause of a context of withLimit that has ended.
+// errTooLate is wrapped by the cause with which a context of withLimit ends at its limit.
 var errTooLate = errors.New("there was no answer")
 
 // withLimit bounds the wait for a shim's answer.

@@ -44,15 +44,15 @@ const (
 // startFirst starts the first shim of this host. If the last host ended during the bake of a swap, and the new binary
 // does not start, it starts the old one.
 func (h *Host) startFirst(ctx, run context.Context) (*shim, error) {
-	defer func() { h.history.settle(h.running.Load().SHA256) }()
-	binary, fallback := h.decide(ctx, *h.running.Load())
+	defer func() { h.history.settleBakes(h.running.Load().SHA256) }()
+	binary, fallback := h.chooseBinary(ctx, *h.running.Load())
 	h.recordChoice(binary, fallback)
 	sh, err := h.startRepeatedly(ctx, run)
 	switch {
 	case err == nil:
 		h.recordActive(binary, digest{})
 		return sh, nil
-	case fallback.SHA256 == "" || ctx.Err() != nil || sh != nil:
+	case fallback.SHA256 == "" || ctx.Err() != nil || sh != nil: // sh may still write the state
 		return nil, err
 	}
 	h.config.Logger.Error("the shim of the last swap cannot be started; starting the one before it", "error", err)
@@ -62,7 +62,8 @@ func (h *Host) startFirst(ctx, run context.Context) (*shim, error) {
 
 // startRepeatedly starts the shim until one is active, with a pause between the tries. A shim that something else
 // killed is started again until ctx ends. After any other registry.ErrUnavailable it is started startTries times in
-// all. Errors of other kinds would repeat, and are returned at once.
+// all. Errors of other kinds would repeat, and are returned at once. With an error, startRepeatedly returns a shim only
+// if that shim may be active and could not be killed.
 func (h *Host) startRepeatedly(ctx, run context.Context) (*shim, error) {
 	pauses, failed := newStartPauses(), 0
 	for {
@@ -76,7 +77,7 @@ func (h *Host) startRepeatedly(ctx, run context.Context) (*shim, error) {
 			return sh, gaveUp(ctx, err)
 		case sh != nil:
 			return sh, err
-		case died && exit.Outside():
+		case died && exit.Outside(): // does not count: started again without a limit
 		case errors.Is(err, registry.ErrUnavailable):
 			failed++
 		default:

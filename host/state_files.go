@@ -26,7 +26,8 @@ const writeLimit = time.Second
 
 var errDiskHangs = errors.New("the disk of the state directory does not answer; the change is made once it does")
 
-// do runs one write after those before it, and returns its error.
+// do runs one write after those before it, and returns its error. If the write has not ended after writeLimit, do
+// returns errDiskHangs, and the write goes on.
 func (w *writer) do(write func() error) error {
 	w.mu.Lock()
 	before, written, failed := w.last, make(chan struct{}), make(chan error, 1)
@@ -106,13 +107,14 @@ func openChoice(dir string) *choice {
 // wanted returns the binaries that may be needed again. A binary that never was active is not among them.
 func (c *choice) wanted() []string { return append([]string{c.Running, c.Previous}, c.Ran...) }
 
-// noteActive notes that a binary is active. If it is the previous one, the running one was rolled back.
+// noteActive makes a binary that is active the first of c.Ran. If it is the previous one, the running one was rolled
+// back, and leaves c.Ran.
 func (c *choice) noteActive(sum string) {
-	failed := sum
+	rolledBack := ""
 	if sum == c.Previous {
-		failed = c.Running
+		rolledBack = c.Running
 	}
-	others := slices.DeleteFunc(c.Ran, func(o string) bool { return o == sum || o == failed })
+	others := slices.DeleteFunc(c.Ran, func(o string) bool { return o == sum || o == rolledBack })
 	c.Ran = slices.Insert(others, 0, sum)
 	c.Ran = c.Ran[:min(len(c.Ran), maxRan)]
 }
@@ -126,8 +128,9 @@ func (c *choice) write() error {
 	return c.writer.do(func() error { return durable.WriteFile(c.path, text) })
 }
 
-// decide returns the binary to start, given the configured one, and the binary to fall back on; empty: none.
-func (h *Host) decide(ctx context.Context, configured digest) (run, fallback digest) {
+// chooseBinary returns the binary to start, given the configured one, and the binary to fall back on; empty: none. It
+// changes h.choice accordingly, and leaves the writing to recordChoice.
+func (h *Host) chooseBinary(ctx context.Context, configured digest) (run, fallback digest) {
 	c := h.choice
 	swapped := c.Configured == configured.SHA256 && c.Running != c.Configured && c.Running != ""
 	previous := c.Previous
@@ -186,9 +189,9 @@ func openHistory(dir string) *history {
 	return h
 }
 
-// settle sets the outcome of swaps whose host ended during their bake: committed if their binary runs now, else rolled
-// back.
-func (h *history) settle(running string) {
+// settleBakes sets the outcome of swaps whose host ended during their bake: committed if their binary runs now, else
+// rolled back.
+func (h *history) settleBakes(running string) {
 	for _, s := range h.list() {
 		if s.Outcome != SwapBaking {
 			continue
@@ -201,7 +204,7 @@ func (h *history) settle(running string) {
 	}
 }
 
-// add notes a swap and writes the file.
+// add notes a swap and writes the file. If the write fails, the next one writes this swap too.
 func (h *history) add(s SwapReport) {
 	h.note(s)
 	_ = h.writer.do(h.save)

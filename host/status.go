@@ -27,7 +27,7 @@ type ShimStatus struct {
 	ClusterProblem string
 }
 
-// Status asks the active shim for its status. ShimState does without a call.
+// Status asks the active shim for its status. ShimState needs no call.
 func (h *Host) Status(ctx context.Context) (ShimStatus, error) {
 	var reply *pb.StatusReply
 	var from *shim

@@ -78,7 +78,7 @@ func newStartPauses() *startPauses {
 	return &startPauses{backoff: newBackoff(firstPause, longestPause)}
 }
 
-// next returns how long to wait now.
+// next counts a failure, and returns how long to wait before the next start.
 func (p *startPauses) next() time.Duration {
 	if p.failures++; p.failures == 1 {
 		return 0
@@ -91,7 +91,7 @@ func newBackoff(first, longest time.Duration) *backoff.ExponentialBackOff {
 	return &backoff.ExponentialBackOff{InitialInterval: first, Multiplier: pauseMultiple, MaxInterval: longest}
 }
 
-// newSupervisor returns a supervisor of a shim that is active already.
+// newSupervisor returns a supervisor of a shim that is active already, and sends calls to that shim.
 func newSupervisor(h *Host, gate swapGate, first peer) *supervisor {
 	s := &supervisor{Host: h, gate: gate, deactivate: func() {}, pauses: newStartPauses()}
 	s.serve(first)
@@ -376,7 +376,7 @@ func (s *supervisor) runSwap(ctx context.Context, p *preparedSwap) error {
 		s.beginBake(p, old)
 	case old == nil: // no shim is active, as before; its next start is planned already
 		s.noteUnkillable(next)
-	case active == old:
+	case active == old: // it continues
 	default:
 		if !errors.Is(err, errUnkillable) {
 			_ = old.stop(ctx)
@@ -484,7 +484,7 @@ func (s *supervisor) reactivate(ctx context.Context, p peer) error {
 	if err := p.ping(limited); err != nil {
 		return fmt.Errorf("it does not answer: %w", err)
 	}
-	ctx, cancel = context.WithTimeout(ctx, activateLater)
+	ctx, cancel = context.WithTimeout(ctx, noHandoffLimit)
 	defer cancel()
 	if _, err := p.activate(ctx, handoff{}); err != nil {
 		return fmt.Errorf("activate: %w", err)

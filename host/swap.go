@@ -65,8 +65,8 @@ type SwapReport struct {
 }
 
 const (
-	shortCall     = 10 * time.Millisecond // quiesce does not wait for older calls: they are repeated
-	activateLater = 10 * time.Second      // for a shim that reads the whole state, as its predecessor was killed
+	shortCall      = 10 * time.Millisecond // quiesce does not wait for older calls: they are repeated
+	noHandoffLimit = 10 * time.Second      // for activate without a handoff: the shim reads the whole state
 )
 
 // limits bound the steps that hold calls. A step that exceeds its limit has failed.
@@ -81,7 +81,13 @@ type limits struct {
 // limitsWithin derives the limits from a budget. Those of quiesce, fence and activate add up to more than the budget,
 // as these steps are rarely all late at once.
 func limitsWithin(budget time.Duration) limits {
-	return limits{budget, budget * 3 / 10, budget / 2, budget * 6 / 10, budget * 4}
+	return limits{
+		budget:   budget,
+		quiesce:  budget * 3 / 10,
+		fence:    budget * 5 / 10,
+		activate: budget * 6 / 10,
+		resume:   budget * 4,
+	}
 }
 
 // handoff is the generation and index at which a shim has released the state. The zero value means that no shim has
@@ -123,7 +129,7 @@ type swap struct {
 	old, next peer // old is nil if no shim is active
 	gate      swapGate
 	limits    limits
-	began     time.Time // when calls began to wait
+	heldSince time.Time // when calls began to be held; zero: the swap has held none
 	handoff   handoff
 	report    SwapReport
 	progress  func(SwapReport, SwapStep) // is called as each step begins
@@ -146,7 +152,8 @@ func (s *swap) step(name SwapStep, do func() error) error {
 	return nil
 }
 
-// handOver runs quiesce, fence, activate and resume. It returns the shim that is active afterwards; nil: none.
+// handOver runs quiesce, fence, activate and resume, or the last two if no shim is active. It returns the shim that is
+// active afterwards; nil: none.
 func (s *swap) handOver(ctx context.Context) (active peer, err error) {
 	if s.old == nil {
 		return s.activateOnly(ctx)
@@ -180,10 +187,10 @@ func (s *swap) resume() (active peer) {
 	return s.next
 }
 
-// recordHold notes how long calls were held, if they were.
+// recordHold notes in the report how long the swap held calls, if it held any.
 func (s *swap) recordHold() {
-	if !s.began.IsZero() {
-		s.report.HeldSince, s.report.Hold, s.report.Held = s.began, time.Since(s.began), s.gate.countHeld()
+	if !s.heldSince.IsZero() {
+		s.report.HeldSince, s.report.Hold, s.report.Held = s.heldSince, time.Since(s.heldSince), s.gate.countHeld()
 	}
 }
 
@@ -193,7 +200,7 @@ func (s *swap) quiesce(ctx context.Context) error {
 	if err := s.next.exitError(); err != nil {
 		return err
 	}
-	s.began = time.Now()
+	s.heldSince = time.Now()
 	s.gate.holdWrites()
 	limited, cancel := context.WithTimeout(ctx, s.limits.quiesce)
 	defer cancel()
@@ -230,9 +237,9 @@ func (s *swap) fence(ctx context.Context) error {
 // activate has the candidate open the state within the rest of the budget. If the old shim has not released the state,
 // the candidate reads all of it, and no budget applies.
 func (s *swap) activate(ctx context.Context) (err error) {
-	limit := min(s.limits.activate, s.limits.budget-time.Since(s.began))
+	limit := min(s.limits.activate, s.limits.budget-time.Since(s.heldSince))
 	if s.handoff == (handoff{}) {
-		limit = activateLater
+		limit = noHandoffLimit
 	}
 	ctx, cancel := withLimit(context.WithoutCancel(ctx), limit)
 	defer cancel()
@@ -278,7 +285,7 @@ func (s *swap) resumeOld(ctx context.Context) error {
 	defer cancel()
 	err := s.old.resume(limited)
 	if errors.Is(err, registry.ErrFenced) {
-		limited, cancel := context.WithTimeout(ctx, activateLater)
+		limited, cancel := context.WithTimeout(ctx, noHandoffLimit)
 		defer cancel()
 		_, err = s.old.activate(limited, handoff{})
 	}

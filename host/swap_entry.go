@@ -23,7 +23,8 @@ func (h *Host) SwapAs(ctx context.Context, b Binary, operator string) (SwapRepor
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer context.AfterFunc(h.closing, func() { cancel(errClosed) })()
+	stopWaiting := context.AfterFunc(h.closing, func() { cancel(errClosed) })
+	defer stopWaiting()
 	select {
 	case h.swapping <- struct{}{}:
 		defer func() { <-h.swapping }()
@@ -89,7 +90,7 @@ func (h *Host) swap(ctx context.Context, s *swap, b Binary) error {
 	}
 }
 
-// prepare starts the binary beside the active shim and has it rehearse.
+// prepare starts the binary beside the active shim and has it rehearse. After an error, the candidate is stopped.
 func (h *Host) prepare(ctx context.Context, s *swap, binary digest) (*shim, error) {
 	limited, cancel := withLimit(ctx, h.config.PrepareTimeout)
 	defer cancel()
