@@ -155,8 +155,9 @@ func (f cgroupFiles) close() {
 	}
 }
 
-// confine enforces the policy for the processes of the cgroup. If nothing can enforce it, confine refuses devices with
-// restricted access, and only warns about others. In a user namespace it only warns in any case, because root there has
+// confine enforces the policy for the processes of the cgroup. It returns ErrDenied for a device of the plan that the
+// orchestrator's own cgroup may not use. If nothing can enforce the policy, confine refuses devices with restricted
+// access, and only warns about others. In a user namespace it only warns in any case, because root there has
 // no more rights than the user who made the namespace.
 func (g *cgroup) confine(p devicePolicy) error {
 	err := errors.New("no cgroup for devices")
@@ -215,8 +216,8 @@ func cgroupMembers(dir string) []int {
 	return pids
 }
 
-// removeCgroups removes empty cgroups, including those that the task made below. It retries, because a process that has
-// just exited may be a member for a moment longer.
+// removeCgroups removes empty cgroups, including those that the task made below. It retries for up to 30 s, because a
+// process that has just exited may be a member for a moment longer.
 func removeCgroups(dirs []string) error {
 	deadline := time.Now().Add(30 * time.Second)
 	for {

@@ -70,13 +70,13 @@ func newCommand(r request, files cgroupFiles) (*command, error) {
 
 // start starts the program on a thread of its own, which joins the task's cgroups and mount namespace and then ends.
 func (c *command) start(r request) (child *os.Process, err error) {
-	var unwritten error
+	var fileErr error
 	run := func() error {
 		if err := c.files.enter(); err != nil {
 			return err
 		}
-		if unwritten = c.writeFiles(r); unwritten != nil {
-			return unwritten
+		if fileErr = c.writeFiles(r); fileErr != nil {
+			return fileErr
 		}
 		path, err := c.lookPath()
 		if err != nil {
@@ -91,12 +91,12 @@ func (c *command) start(r request) (child *os.Process, err error) {
 		err = mount.OnThread(run)
 	}
 	switch {
-	case unwritten != nil: // the error names the file
-		return nil, unwritten
+	case fileErr != nil: // the error names the file
+		return nil, fileErr
 	case errors.Is(err, registry.ErrNotFound): // the error names the program
 		return nil, err
 	case err != nil:
-		return nil, fmt.Errorf("start %s: %w", c.path, classify(err))
+		return nil, fmt.Errorf("start %s: %w", c.path, classifyStartError(err))
 	}
 	return child, nil
 }
@@ -115,8 +115,8 @@ func (c *command) writeFiles(r request) error {
 	}, uid, gid)
 }
 
-// classify returns an error of starting a program with its kind.
-func classify(err error) error {
+// classifyStartError returns an error of starting a program with its kind.
+func classifyStartError(err error) error {
 	switch {
 	case errors.Is(err, registry.ErrNotFound):
 		return err

@@ -284,11 +284,11 @@ func (d Container) state(ctx context.Context, h Handle) (s container.State, foun
 	return *c.State, true, nil
 }
 
-// Adopt reports whether the container runs. If the engine does not answer, it reports true, because the task may still
-// run and its volumes must stay until that is known.
+// Adopt reports whether the container runs. It is false after a reboot, and if the exit is recorded. If the engine does
+// not answer, Adopt reports true, because the task may still run and its volumes must stay until that is known.
 func (d Container) Adopt(ctx context.Context, h Handle) (bool, error) {
-	now, err := h.thisBoot()
-	if err != nil || !now {
+	current, err := h.isCurrentBoot()
+	if err != nil || !current {
 		return false, err
 	}
 	if _, ended, err := readExit(h); err != nil || ended {
@@ -326,6 +326,7 @@ func (d Container) Wait(ctx context.Context, h Handle) (Exit, error) {
 	}
 }
 
+// wait is one try of Wait. After an error, Wait tries again.
 func (d Container) wait(ctx context.Context, h Handle) (Exit, error) {
 	exit, found, err := readExit(h)
 	if err != nil {
@@ -382,9 +383,9 @@ func (d Container) awaitExit(ctx context.Context, h Handle) error {
 	return nil
 }
 
-// removeEnded removes a container that has ended. If the engine refuses that, removeEnded writes the reason to the
-// task's output, and the next attempt removes the container. That does no harm, because the ended task uses nothing any
-// more.
+// removeEnded removes a container that has ended. It returns an error if the engine does not answer. If the engine
+// refuses the removal, removeEnded writes the reason to the task's output and returns nil, and the next attempt removes
+// the container. That does no harm, because the ended task uses nothing any more.
 func (d Container) removeEnded(ctx context.Context, h Handle) error {
 	removing, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()
@@ -444,8 +445,8 @@ func (d Container) remove(ctx context.Context, h Handle) error {
 
 // Stop sends the image's stop signal, which is SIGTERM by default, and sends SIGKILL after grace (in whole seconds).
 func (d Container) Stop(ctx context.Context, h Handle, grace time.Duration) error {
-	now, err := h.thisBoot()
-	if err != nil || !now {
+	current, err := h.isCurrentBoot()
+	if err != nil || !current {
 		return err
 	}
 	seconds := int(math.Ceil(max(grace, 0).Seconds()))

@@ -427,8 +427,8 @@ var enginePropagations = map[hooks.Propagation]mount.Propagation{
 func (t Task) setLimits(h *container.HostConfig) {
 	h.CPUShares, h.NanoCPUs = t.Resources.CPU, t.Resources.Cores*1e9
 	h.Memory = t.Resources.Memory << 20
-	if most := cmp.Or(t.container.MemoryHardLimit, t.Resources.MemoryMax); most > 0 {
-		h.MemoryReservation, h.Memory = h.Memory, most<<20
+	if hardLimit := cmp.Or(t.container.MemoryHardLimit, t.Resources.MemoryMax); hardLimit > 0 {
+		h.MemoryReservation, h.Memory = h.Memory, hardLimit<<20
 	}
 	h.MemorySwappiness = t.container.MemorySwappiness
 	h.MemorySwap, _ = size("memory_swap", t.container.MemorySwap) // checked

@@ -114,8 +114,8 @@ func (d Container) killExec(ctx context.Context, id string) {
 	_ = poll(ctx, pollInterval, func() (bool, error) { return d.signalExec(ctx, id, unix.SIGKILL), nil })
 }
 
-// signalExec sends a signal to a program, because engines cannot do that. SIGKILL also goes to the processes below the
-// program. runs reports whether the program runs.
+// signalExec sends a signal to a program by its pid, because engines cannot do that. SIGKILL also goes to the processes
+// below the program. runs is false if the program does not run, or the engine does not answer.
 func (d Container) signalExec(ctx context.Context, id string, sig unix.Signal) (runs bool) {
 	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()

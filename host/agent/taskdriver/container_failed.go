@@ -18,10 +18,10 @@ func (d Container) undoStart(ctx context.Context, h Handle, err error) error {
 		err = fmt.Errorf("the engine at %s answers, but has not started the container within %v; see its log", d.host,
 			changeTimeout)
 	}
-	if left := d.remove(ctx, h); left == nil {
-		_ = os.Remove(filepath.Join(h.Dir, handleFile)) // else Find returns the container that is left
+	if removeErr := d.remove(ctx, h); removeErr != nil {
+		err = errors.Join(err, removeErr) // the handle stays, so that Find returns the container
 	} else {
-		err = errors.Join(err, left)
+		_ = os.Remove(filepath.Join(h.Dir, handleFile))
 	}
 	return d.explain(h.ID, err)
 }
@@ -53,7 +53,7 @@ func (d Container) RemoveFailed(ctx context.Context, dir string) error {
 	if err != nil || ended {
 		return err
 	}
-	if now, err := h.thisBoot(); err != nil || !now {
+	if current, err := h.isCurrentBoot(); err != nil || !current {
 		return err
 	}
 	if err = d.ping(ctx); err == nil {

@@ -85,6 +85,7 @@ func checkArch(image, arch string) error {
 		image, arch, own, own)
 }
 
+// load loads the task's archive of images. It returns ErrNotFound if the archive is missing or lacks the task's image.
 func (d Container) load(ctx context.Context, t Task) error {
 	path := t.container.Load
 	if !filepath.IsAbs(path) {

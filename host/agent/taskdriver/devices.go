@@ -112,8 +112,8 @@ type devicePolicy struct {
 	defaults   []deviceRule
 }
 
-// newDevicePolicy allows the devices and rules of the plan, and the default devices. A task that gets the host's /dev
-// keeps all devices, so its plan must not have a device with restricted access.
+// newDevicePolicy allows the devices and rules of the plan, and the default devices. It returns an error if the plan
+// has a device with restricted access and allows more access elsewhere: see checkConflict.
 func newDevicePolicy(plan hooks.Plan) (devicePolicy, error) {
 	devices, err := planDevices(plan.Devices)
 	if err != nil {
@@ -141,8 +141,7 @@ func hasHostDevices(plan hooks.Plan) bool {
 	return slices.ContainsFunc(plan.Binds, func(b hooks.Bind) bool { return filepath.Clean(b.Source) == "/dev" })
 }
 
-// planDevices returns the rules of the plan's devices, in their order. It refuses different access to one device,
-// because the kernel identifies a device only by its number.
+// planDevices returns the rules of the plan's devices, in their order.
 func planDevices(devices []hooks.Device) ([]deviceRule, error) {
 	var rules []deviceRule
 	for _, d := range devices {
@@ -191,7 +190,8 @@ func mergeRules(rules []deviceRule) (out []deviceRule) {
 	return out
 }
 
-// checkConflict returns an error if the plan denies an access to the device here, but allows it elsewhere.
+// checkConflict returns an error if the plan denies an access to the device here, but allows it elsewhere: by another
+// rule, or by the host's /dev. The kernel identifies a device only by its number, and so cannot tell these apart.
 func (p devicePolicy) checkConflict(d hooks.Device, want deviceRule, hostDevices bool) error {
 	if want.denied() == 0 {
 		return nil

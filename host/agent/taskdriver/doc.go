@@ -1,10 +1,11 @@
 // Package taskdriver runs the tasks of the reference orchestrator.
 //
-// There are two drivers. A task of raw_exec runs in the host's file system. Of its plan it gets the environment,
+// The drivers docker and podman (Container) run a task in a container of an engine. The drivers raw_exec and exec run
+// its processes themselves. A task of raw_exec runs in the host's file system. Of its plan it gets the environment,
 // and a plan that needs more is refused. A task of exec has a mount namespace of its own (package mount). It sees
 // the host's directories as slave mounts, its own /local, /alloc and /secrets, and on top the directories, binds
 // and devices of the plan. This separates file systems. It is no sandbox: a task that runs as root can do what root
-// can.
+// can. The next sections are about exec and raw_exec.
 //
 // # Devices
 //

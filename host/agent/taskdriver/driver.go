@@ -52,9 +52,9 @@ type Remover interface {
 
 // Task is one attempt of a task.
 type Task struct {
-	ID        string        `json:"id"`  // unique for each attempt
-	Dir       string        `json:"dir"` // private to the task, absolute; earlier attempts may have used it
-	Alloc     string        `json:"alloc,omitempty"`
+	ID        string        `json:"id"`              // unique for each attempt
+	Dir       string        `json:"dir"`             // private to the task, absolute; earlier attempts may have used it
+	Alloc     string        `json:"alloc,omitempty"` // directory that the alloc's tasks share; default: alloc/ in Dir
 	Command   string        `json:"command"`
 	Args      []string      `json:"args,omitempty"`
 	Env       []string      `json:"env,omitempty"`  // NAME=value; nothing is inherited from the orchestrator
@@ -70,7 +70,7 @@ type Task struct {
 	// TryLimits makes Configure try the limits, in cgroups below that of this process.
 	TryLimits bool `json:"-"`
 
-	container *containerConfig
+	container *containerConfig // read by Container.Configure
 }
 
 // Resources are the limits of a task. 0 means none.
@@ -217,8 +217,9 @@ type RawExec struct{ runner }
 // NewRawExec returns the raw_exec driver.
 func NewRawExec() RawExec { return RawExec{runner{name: "raw_exec"}} }
 
-// Start applies the environment of the plan. Device rules, and binds and devices whose target is their source, need no
-// action, because the task sees the host's file system. Any other operation is an error.
+// Start applies the environment of the plan. Device rules need no action, because the task sees the host's file system.
+// The same holds for writable binds, and for devices to read and write, whose target is their source. Any other
+// operation is an error.
 func (r RawExec) Start(ctx context.Context, t Task) (Handle, error) {
 	p := t.Plan
 	for _, b := range p.Binds {

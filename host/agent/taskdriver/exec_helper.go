@@ -153,18 +153,19 @@ func (r execRequest) start(task process) (child *os.Process, err error) {
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("start %s: %w", c.path, classify(err))
+		return nil, fmt.Errorf("start %s: %w", c.path, classifyStartError(err))
 	}
 	return child, nil
 }
 
-// enterFileSystem moves the calling thread to the mount namespace, root and working directory of a process.
+// enterFileSystem moves the calling thread to the mount namespace, root and working directory of a process, which is
+// given by its directory in /proc.
 func enterFileSystem(process string) error {
-	space, err := os.Open(process + "ns/mnt")
+	namespace, err := os.Open(process + "ns/mnt")
 	if err != nil {
 		return err
 	}
-	defer space.Close()
+	defer namespace.Close()
 	var dirs [2]int // root and working directory
 	for i, name := range []string{"root", "cwd"} {
 		if dirs[i], err = unix.Open(process+name, unix.O_PATH|unix.O_CLOEXEC, 0); err != nil {
@@ -172,7 +173,7 @@ func enterFileSystem(process string) error {
 		}
 		defer unix.Close(dirs[i])
 	}
-	inSpace, err := sameFile("/proc/self/ns/mnt", process+"ns/mnt")
+	inNamespace, err := sameFile("/proc/self/ns/mnt", process+"ns/mnt")
 	if err != nil {
 		return err
 	}
@@ -183,12 +184,12 @@ func enterFileSystem(process string) error {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return err
 	}
-	if !inSpace {
-		if err := unix.Setns(int(space.Fd()), unix.CLONE_NEWNS); err != nil {
+	if !inNamespace {
+		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNS); err != nil {
 			return err
 		}
 	}
-	if !inSpace || !inRoot {
+	if !inNamespace || !inRoot {
 		if err := errors.Join(unix.Fchdir(dirs[0]), unix.Chroot(".")); err != nil {
 			return err
 		}

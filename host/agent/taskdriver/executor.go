@@ -100,30 +100,30 @@ func (r runner) Exec(ctx context.Context, h Handle, o ExecOptions) (code int, er
 	defer stop()
 	messages, done := json.NewEncoder(control), make(chan struct{})
 	var wg sync.WaitGroup
-	var a execReply
+	var answer execReply
 	if err = messages.Encode(execRequest{h, o.Command, o.Term}); err == nil {
 		wg.Go(func() { _, _ = io.Copy(stdin, o.Stdin); stdin.Close() })
 		wg.Go(func() { o.forward(done, messages, terminal) })
-		err = json.NewDecoder(replies).Decode(&a)
+		err = json.NewDecoder(replies).Decode(&answer)
 	}
 	close(done)
 	o.Stdin.Close()
 	control.Close()
-	rest := func() { wait(); wg.Wait() }
+	waitForEnd := func() { wait(); wg.Wait() }
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		go rest() // returns when the kernel has ended the command
+		go waitForEnd() // returns when the kernel has ended the command
 	} else {
-		rest()
+		waitForEnd()
 	}
 	switch {
 	case ctx.Err() != nil:
 		return 0, context.Cause(ctx)
 	case err != nil:
 		return 0, fmt.Errorf("the helper process of the command was killed: %w", err)
-	case a.Err != "":
-		return 0, a.err()
+	case answer.Err != "":
+		return 0, answer.err()
 	}
-	return a.Code, nil
+	return answer.Code, nil
 }
 
 // killLimit is how long Exec waits for the end of a command after ctx has ended. A killed process that waits for a file

@@ -33,8 +33,8 @@ func (f File) Own() bool {
 	return name != "" && (dir == "local" || dir == "secrets")
 }
 
-// reserved are the names in a task's directory that a job cannot use for its files.
-var reserved = []string{
+// reservedNames are the names in a task's directory that a job cannot use for its files.
+var reservedNames = []string{
 	"alloc", "dirs", "logs", "root", "parent.log", handleFile, exitFile, stopFile, lockFile, execFile,
 }
 
@@ -42,7 +42,7 @@ var reserved = []string{
 func (t Task) checkFiles(container bool) error {
 	for _, f := range t.Files {
 		dir, name := f.split()
-		if f.Own() || container && name != "" && filepath.IsLocal(f.Path) && !slices.Contains(reserved, dir) {
+		if f.Own() || container && name != "" && filepath.IsLocal(f.Path) && !slices.Contains(reservedNames, dir) {
 			continue
 		}
 		return registry.Invalid("file %s: write it to local/ or secrets/, which the task sees as /local and /secrets",

@@ -58,6 +58,7 @@ func (w *logWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// open opens the file with the current number to append to it, and removes old files. If that fails, w.file is nil.
 func (w *logWriter) open() {
 	w.file, _ = os.OpenFile(logName(w.dir, w.stream, w.number), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	w.used = 0

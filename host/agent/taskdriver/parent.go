@@ -155,8 +155,9 @@ func (p *parent) start() error {
 	return nil
 }
 
-// prepare records the handle before the task runs. The task can then be found even if parent and starter are killed
-// right after the start. prepare also reserves space for all records, because the task itself may fill the disk.
+// prepare sets the device rules and the limits of the cgroup, and records the handle before the task runs. The task can
+// then be found even if parent and starter are killed right after the start. prepare also reserves space for all
+// records, because the task itself may fill the disk.
 func (p *parent) prepare() error {
 	self, err := proc.ReadStat(os.Getpid())
 	if err != nil {
@@ -264,18 +265,18 @@ func (p *parent) run() error {
 		reapUntil(p.handle.TaskPID)
 		close(ended)
 	}()
-	var kill <-chan time.Time
-	write := writeRecord
+	var graceOver <-chan time.Time
+	writeExit := writeRecord
 	for running := true; running; {
 		select {
 		case <-ended:
 			running = false
 		case <-p.terms:
 			_ = unix.Kill(-p.handle.TaskPID, unix.SIGTERM) // the task is not reaped yet, so the pid is its own
-			kill = time.After(p.grace())
-			write = writeVolatile // the stop is recorded, so after a power cut the exit is not needed
-		case <-kill:
-			kill = nil
+			graceOver = time.After(p.grace())
+			writeExit = writeVolatile // the stop is recorded, so after a power cut the exit is not needed
+		case <-graceOver:
+			graceOver = nil
 			p.killTree()
 		}
 	}
@@ -289,7 +290,7 @@ func (p *parent) run() error {
 	}
 	p.drainOutput()
 	err := removeCgroups(p.cgroup.dirs())
-	return errors.Join(err, write(p.handle.Dir, exitFile, exitRecord{p.handle.ID, p.handle.Driver, exit}))
+	return errors.Join(err, writeExit(p.handle.Dir, exitFile, exitRecord{p.handle.ID, p.handle.Driver, exit}))
 }
 
 // grace returns the grace of the stop request or, without one, the task's own.
@@ -341,15 +342,15 @@ func (p *parent) killAll() syscall.WaitStatus {
 			status = s
 		case pid != 0:
 		case p.killTree():
-			options = 0
+			options = 0 // wait for the death of one of them
 		default: // a process was forked while killTree searched
 			time.Sleep(time.Millisecond)
 		}
 	}
 }
 
-// killTree kills all processes below this one. found reports whether there were any. It also signals zombies, because
-// other threads of the same process may still live.
+// killTree kills all processes below this one. found reports whether it has certainly found one that was not a zombie.
+// It also signals zombies, because other threads of the same process may still live.
 func (p *parent) killTree() (found bool) {
 	killCgroups(p.cgroup.dirs())
 	below, err := descendants(os.Getpid())

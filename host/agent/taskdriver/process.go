@@ -136,13 +136,13 @@ func (h Handle) remaining() ([]process, error) {
 			inCgroup[pid] = true
 		}
 	}
-	session := h.ownsSession(all)
+	ownsSession := h.ownsSession(all)
 	var out []process
 	for _, s := range all {
 		if s.Exited() || s.PID == os.Getpid() || processOf(s) == h.parent() {
 			continue
 		}
-		if inCgroup[s.PID] || session && s.Session == h.TaskPID || hasTaskID(s.PID, h.ID) {
+		if inCgroup[s.PID] || ownsSession && s.Session == h.TaskPID || hasTaskID(s.PID, h.ID) {
 			out = append(out, processOf(s))
 		}
 	}

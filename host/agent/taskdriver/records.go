@@ -113,8 +113,8 @@ func readRecord(dir, name string, v any) (found bool, err error) {
 	return true, nil
 }
 
-// readExit returns the recorded exit of the attempt. The bool reports whether there is one.
-func readExit(h Handle) (Exit, bool, error) {
+// readExit returns the recorded exit of the attempt. recorded is false if there is none.
+func readExit(h Handle) (exit Exit, recorded bool, err error) {
 	var e exitRecord
 	found, err := readRecord(h.Dir, exitFile, &e)
 	return e.Exit, found && e.ID == h.ID, err
@@ -177,7 +177,7 @@ func Find(ctx context.Context, dir string) (h Handle, found bool, err error) {
 		}
 		held.Close() // nil is fine
 		found, err = readRecord(dir, handleFile, &h)
-		if err != nil || held == nil {
+		if err != nil || held == nil { // else wait until the parent, which holds the lock, has started the task
 			return found && h.TaskPID != 0, err
 		}
 		if !found {

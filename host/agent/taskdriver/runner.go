@@ -122,10 +122,10 @@ func (r runner) startParent(ctx context.Context, t Task, held *os.File) (Handle,
 	}
 	stop := context.AfterFunc(ctx, func() { _ = replyOut.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
-	var a reply
+	var answer reply
 	err = json.NewEncoder(requestIn).Encode(request{r.name, r.isolated, t})
 	if err == nil {
-		err = json.NewDecoder(replyOut).Decode(&a)
+		err = json.NewDecoder(replyOut).Decode(&answer)
 	}
 	switch {
 	case err != nil && ctx.Err() != nil:
@@ -133,11 +133,11 @@ func (r runner) startParent(ctx context.Context, t Task, held *os.File) (Handle,
 	case err != nil:
 		return Handle{}, errors.Join(r.killParent(ctx, t, p),
 			fmt.Errorf("parent process exited without a reply; see parent.log in %s: %w", t.Dir, err))
-	case a.Err != "":
+	case answer.Err != "":
 		_, _ = unix.Wait4(p.pid, nil, 0, nil)
-		return Handle{}, a.err()
+		return Handle{}, answer.err()
 	}
-	return a.Handle, nil
+	return answer.Handle, nil
 }
 
 // ownBinary is the path of this process's program.
@@ -160,8 +160,8 @@ var parentBinary = sync.OnceValue(func() string {
 	// Name this process in the path: in the child, /proc/self/fd would name another file, because its descriptors from
 	// 3 on are replaced.
 	program := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd)
-	its, err := buildinfo.ReadFile(program)
-	if err != nil || versionOf(its) != versionOf(own) || unix.Access(program, unix.X_OK) != nil {
+	beside, err := buildinfo.ReadFile(program)
+	if err != nil || versionOf(beside) != versionOf(own) || unix.Access(program, unix.X_OK) != nil {
 		unix.Close(fd)
 		return ownBinary
 	}
@@ -237,15 +237,15 @@ func (r runner) killParent(ctx context.Context, t Task, p process) error {
 
 func (h Handle) parent() process { return process{h.PID, h.StartTime} }
 
-// thisBoot reports whether the task was started during the current boot.
-func (h Handle) thisBoot() (bool, error) {
+// isCurrentBoot reports whether the task was started during the current boot.
+func (h Handle) isCurrentBoot() (bool, error) {
 	boot, err := proc.BootID()
 	return boot == h.Boot, err
 }
 
 func (r runner) Adopt(_ context.Context, h Handle) (bool, error) {
-	now, err := h.thisBoot()
-	if err != nil || !now {
+	current, err := h.isCurrentBoot()
+	if err != nil || !current {
 		return false, err
 	}
 	if h.parent().alive() {
@@ -259,12 +259,12 @@ func (r runner) Adopt(_ context.Context, h Handle) (bool, error) {
 }
 
 func (r runner) Wait(ctx context.Context, h Handle) (Exit, error) {
-	now, err := h.thisBoot()
+	current, err := h.isCurrentBoot()
 	if err != nil {
 		return Exit{}, err
 	}
 	lost := "exit status unknown: the node rebooted while the task ran"
-	if now {
+	if current {
 		lost = "exit status unknown: the task's parent process was killed, and the task was killed with it"
 		if err := h.parent().wait(ctx); err != nil {
 			return Exit{}, fmt.Errorf("wait for task %s: %w", h.ID, err)
@@ -293,8 +293,8 @@ func (r runner) Wait(ctx context.Context, h Handle) (Exit, error) {
 const parentTimeout = 30 * time.Second
 
 func (r runner) Stop(ctx context.Context, h Handle, grace time.Duration) error {
-	now, err := h.thisBoot()
-	if err != nil || !now {
+	current, err := h.isCurrentBoot()
+	if err != nil || !current {
 		return err
 	}
 	if err := h.stop(ctx, max(grace, 0)); err != nil {
