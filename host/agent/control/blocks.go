@@ -43,7 +43,7 @@ func (s *Server) streamBlocks(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
-	limit := time.AfterFunc(cmp.Or(wait, math.MaxInt64), func() { cancel(errNoBlocks) })
+	limit := time.AfterFunc(cmp.Or(wait, math.MaxInt64), func() { cancel(errNoBlocks) }) // wait 0: no limit
 	defer limit.Stop()
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	out := &flushWriter{ResponseWriter: w}

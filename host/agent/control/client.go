@@ -98,7 +98,8 @@ func (c *Client) remove(ctx context.Context, path string) error {
 	return err
 }
 
-// open sends a request. The caller closes the body.
+// open sends a request and returns the body of the answer, which the caller closes. An answer with an error is returned
+// as that error. If nothing answers at the socket, the error is ErrNoAgent.
 func (c *Client) open(ctx context.Context, method, path string, in any) (io.ReadCloser, error) {
 	var body io.Reader
 	if in != nil {
@@ -253,11 +254,11 @@ func (c *Client) wait() url.Values { return url.Values{"wait": {c.Wait.String()}
 
 // CreateVolume creates a volume.
 func (c *Client) CreateVolume(ctx context.Context, src Submission) (Volume, error) {
-	return post[Volume](ctx, c, "/volumes/create?"+c.placed(), src)
+	return post[Volume](ctx, c, "/volumes/create?"+c.newVolumeQuery(), src)
 }
 
-// placed returns the query of a call for a new volume.
-func (c *Client) placed() string {
+// newVolumeQuery returns the query of a call for a new volume.
+func (c *Client) newVolumeQuery() string {
 	q := c.wait()
 	if c.OnNode != "" {
 		q.Set("node", c.OnNode)
@@ -267,7 +268,7 @@ func (c *Client) placed() string {
 
 // RegisterVolume registers an existing volume.
 func (c *Client) RegisterVolume(ctx context.Context, src Submission) (Volume, error) {
-	return post[Volume](ctx, c, "/volumes/register?"+c.placed(), src)
+	return post[Volume](ctx, c, "/volumes/register?"+c.newVolumeQuery(), src)
 }
 
 // ExpandVolume expands a volume.

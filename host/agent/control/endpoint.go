@@ -28,8 +28,8 @@ func (s *Server) serveCSI(w http.ResponseWriter, r *http.Request) {
 		writeError(w, err)
 		return
 	}
-	s.endpoints.Add(1)
-	defer s.endpoints.Done()
+	s.upgraded.Add(1)
+	defer s.upgraded.Done()
 	conn, err := switchTo(upgradeCSI, w)
 	if err != nil {
 		return

@@ -56,8 +56,8 @@ func (s *Server) serveExec(w http.ResponseWriter, r *http.Request) {
 		writeError(w, err)
 		return
 	}
-	s.endpoints.Add(1)
-	defer s.endpoints.Done()
+	s.upgraded.Add(1)
+	defer s.upgraded.Done()
 	conn, err := switchTo(upgradeExec, w)
 	if err != nil {
 		return

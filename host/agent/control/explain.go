@@ -92,6 +92,7 @@ func leftMounted(w registry.Wait, v *host.VolumeStatus) string {
 	return ""
 }
 
+// volume returns a volume, or nil if there is none or the shim does not answer.
 func (e *explainer) volume(ctx context.Context, name host.VolumeName) *host.VolumeStatus {
 	if v, known := e.volumes[name]; known || name.ID == "" {
 		return v

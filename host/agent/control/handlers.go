@@ -215,7 +215,7 @@ func volumeName(r *http.Request) host.VolumeName {
 	return host.VolumeName{Namespace: namespaceOf(r), ID: registry.VolumeID(r.PathValue("id"))}
 }
 
-// register refuses a volume without an external ID.
+// register records a volume that exists at its plugin. It refuses a spec without an external ID.
 func (s *Server) register(ctx context.Context, spec host.VolumeSpec) (host.VolumeStatus, error) {
 	if spec.External == "" {
 		return host.VolumeStatus{}, registry.Invalid(
@@ -291,7 +291,7 @@ func (s *Server) deleteVolume(r *http.Request) (any, error) {
 // getStats returns how much of a volume is used and free, by unit.
 func (s *Server) getStats(r *http.Request) (any, error) {
 	name := volumeName(r)
-	list, expired, err := limited(r.Context(), r, func(ctx context.Context) ([]host.VolumeUsage, error) {
+	list, expired, err := callWithLimit(r.Context(), r, func(ctx context.Context) ([]host.VolumeUsage, error) {
 		list, _, err := s.host.VolumeStats(ctx, name)
 		return list, err
 	})

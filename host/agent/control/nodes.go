@@ -132,11 +132,14 @@ func (s *Server) explainClaims(r *http.Request) (any, error) {
 	controllers := 0
 	for _, n := range nodes {
 		for _, p := range n.Plugins {
-			own := v.Node == n.Name && p.Health(host.RoleController) != ""
-			if p.Plugin == v.Plugin && (p.Executor || own) && n.Alive {
+			if p.Plugin != v.Plugin {
+				continue
+			}
+			hasController := p.Health(host.RoleController) != ""
+			if n.Alive && (p.Executor || hasController && v.Node == n.Name) {
 				out.Executor = n.Name
 			}
-			if p.Plugin == v.Plugin && p.Health(host.RoleController) != "" {
+			if hasController {
 				controllers++
 			}
 		}

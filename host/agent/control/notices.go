@@ -26,8 +26,8 @@ type NoticeKind string
 
 const (
 	NoticeWaiting   NoticeKind = "waiting"   // for a claim, a plugin, another operation, or a successful call
-	NoticeTrouble   NoticeKind = "trouble"   // the mount of a volume in use does not work
-	NoticePending   NoticeKind = "pending"   // an expansion is not done on this node yet, or its outcome is uncertain
+	NoticeTrouble   NoticeKind = "trouble"   // a mount in use does not work, or a node, a volume or etcd is lost
+	NoticePending   NoticeKind = "pending"   // an expansion, modification or detach is incomplete or uncertain
 	NoticeUncertain NoticeKind = "uncertain" // a creation ended without a usable volume
 	NoticeUnhealthy NoticeKind = "unhealthy" // the plugin reports the volume as unhealthy
 )

@@ -20,7 +20,7 @@ type Overview struct {
 	Missing error
 }
 
-// Overview describes the agent. It calls no plugin. If the shim does not serve, it does not wait for it.
+// Overview describes the agent. It calls no plugin, and does not wait for a shim that does not serve.
 func (s *Server) Overview(ctx context.Context) Overview {
 	o := Overview{Self: s.self, Shim: Shim{ShimState: s.host.ShimState()}, Swaps: s.host.Swaps()}
 	all := s.agent.Allocs()

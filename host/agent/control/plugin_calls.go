@@ -34,7 +34,7 @@ func callPlugin[T any](s *Server, r *http.Request, t target, do func(context.Con
 	ctx, cancel := context.WithCancelCause(r.Context())
 	var watching sync.WaitGroup
 	watching.Go(func() { cancel(s.awaitGone(ctx, t)) })
-	out, expired, err := limited(ctx, r, do)
+	out, expired, err := callWithLimit(ctx, r, do)
 	cancel(nil)
 	watching.Wait()
 	switch gone := context.Cause(ctx); {
@@ -62,7 +62,7 @@ func callWithin[T any](
 	s *Server, r *http.Request, subject string, do func(context.Context) (T, error),
 ) (T, error) {
 	setWaitDescription(r.Context(), func(context.Context) string { return noAnswer + "about " + subject + " yet" })
-	out, expired, err := limited(r.Context(), r, do)
+	out, expired, err := callWithLimit(r.Context(), r, do)
 	if expired > 0 {
 		advice := resumeAdvice
 		if problem := s.clusterProblem(r.Context()); problem != "" {
@@ -159,8 +159,9 @@ func (s *Server) controlledElsewhere(ctx context.Context, t target) bool {
 	})
 }
 
-// limited calls do within the time limit of the request, if it has one. expired is the limit if it was reached, else 0.
-func limited[T any](
+// callWithLimit calls do within the time limit of the request, if it has one. expired is the limit if it was reached,
+// else 0.
+func callWithLimit[T any](
 	ctx context.Context, r *http.Request, do func(context.Context) (T, error),
 ) (out T, expired time.Duration, err error) {
 	limit, err := timeLimit(r)
@@ -205,6 +206,7 @@ func (s *Server) describeCall(ctx context.Context, t target) string {
 	return withProblem(s.describePluginCall(ctx, t), s.clusterProblem(ctx))
 }
 
+// describePluginCall is describeCall without a problem of the cluster.
 func (s *Server) describePluginCall(ctx context.Context, t target) string {
 	e := s.explainer()
 	v := e.volume(ctx, t.volume)
@@ -230,8 +232,9 @@ func (s *Server) describePluginCall(ctx context.Context, t target) string {
 	return strings.Join(append([]string{text}, p.describe(false)...), "; ")
 }
 
-// describeExecutor names the other node for which a controller call of the plugin waits. v is the call's volume, or
-// nil. The text is empty if this node makes the call, or if there is no cluster.
+// describeExecutor says which other node makes a controller call of the plugin, and why it may not answer, or that no
+// node makes the call. v is the call's volume, or nil. The text is empty if this node makes the call, or if there is no
+// cluster.
 func (s *Server) describeExecutor(ctx context.Context, v *host.VolumeStatus, plugin host.PluginID) string {
 	nodes, _, err := s.host.Nodes(ctx, host.NodeQuery{})
 	if err != nil {
@@ -240,6 +243,7 @@ func (s *Server) describeExecutor(ctx context.Context, v *host.VolumeStatus, plu
 	return executorText(nodes, host.NodeName(s.self.Node.Name), v, plugin)
 }
 
+// executorText is describeExecutor for a list of nodes. self is the name of this node.
 func executorText(nodes []host.NodeStatus, self host.NodeName, v *host.VolumeStatus, plugin host.PluginID) string {
 	local := false
 	for _, n := range nodes {

@@ -90,16 +90,16 @@ func (s *Server) listPlugins(ctx context.Context, q host.PluginQuery) ([]Plugin,
 	if err != nil {
 		return nil, err
 	}
-	complete := errors.New("complete")
+	errComplete := errors.New("complete") // ends the call after the full list
 	var prints []host.PluginFingerprint
 	err = s.host.Fingerprints(ctx, q, func(changed []host.PluginFingerprint, all bool) error {
 		prints = append(prints, changed...)
 		if all {
-			return complete
+			return errComplete
 		}
 		return nil
 	})
-	if !errors.Is(err, complete) {
+	if !errors.Is(err, errComplete) {
 		return nil, err
 	}
 	jobs := s.pluginJobs()
@@ -163,7 +163,8 @@ func (p *Plugin) setJobs(jobs []PluginJob) {
 	}
 }
 
-// addMissingRoles adds the roles that jobs define but no task serves, because the shim forgets failed tasks.
+// addMissingRoles adds the roles and the numbers of instances that jobs define but no task serves, because the shim
+// forgets failed tasks. It sets the reasons of those that are missing.
 func (p *Plugin) addMissingRoles(jobs []PluginJob) {
 	expected, reasons := map[registry.Role]int{}, map[registry.Role]string{}
 	for _, r := range jobs {

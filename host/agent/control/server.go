@@ -92,8 +92,8 @@ type Server struct {
 	// TracerProvider makes spans of requests that carry a trace; nil: none. Set before Serve.
 	TracerProvider trace.TracerProvider
 
-	waits     sync.Map       // name of each named request in flight -> *waitDescription
-	endpoints sync.WaitGroup // connections of CSI clients; the HTTP server does not wait for them
+	waits    sync.Map       // name of each named request in flight -> *waitDescription
+	upgraded sync.WaitGroup // connections that serve CSI clients or programs; the HTTP server does not wait for them
 }
 
 // NewServer returns the API server of an agent.
@@ -105,7 +105,8 @@ func NewServer(a *agent.Agent, h Host, self Self, log hclog.Logger) *Server {
 // errEnding is the error of waiting requests when the agent ends.
 var errEnding = registry.Errorf(registry.ErrUnavailable, "the agent is ending")
 
-// Serve answers on l until ctx ends. Then it waits up to 2s for calls in flight and closes l.
+// Serve answers on l until ctx ends. Then it cancels the calls in flight, waits up to 2 s for their answers, and closes
+// l. It returns once the connections of CSI clients and programs have ended too.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	life, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() { cancel(errEnding) })
@@ -115,7 +116,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	served := make(chan error, 1)
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	defer s.endpoints.Wait()
+	defer s.upgraded.Wait()
 	defer cancel(nil)
 	wg.Go(func() { served <- web.Serve(l) })
 	select {
@@ -281,7 +282,7 @@ const maxBody = 1 << 20
 
 func (s *Server) getSelf(*http.Request) (any, error) { return s.self, nil }
 
-// getShim describes the shim. If the shim does not serve, it does not wait for it.
+// getShim describes the shim. It does not wait for a shim that does not serve.
 func (s *Server) getShim(r *http.Request) (any, error) { return s.shim(r.Context()) }
 
 func (s *Server) shim(ctx context.Context) (Shim, error) {
@@ -342,6 +343,7 @@ func isTrue(r *http.Request, name string) bool { return query(r, name) == "true"
 
 func pluginID(r *http.Request) host.PluginID { return host.PluginID(r.PathValue("id")) }
 
+// streamEvents sends events, one per line. If the stream ends early, its last line has an error.
 func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request) {
 	after, err := strconv.ParseUint(cmp.Or(query(r, "after"), "0"), 10, 64)
 	if err != nil {

@@ -67,7 +67,7 @@ func callSnapshot[T any](
 	k snapshotRoutes, r *http.Request, name host.SnapshotName, do func(context.Context) (T, error),
 ) (T, error) {
 	setWaitDescription(r.Context(), func(ctx context.Context) string { return k.progress(ctx, name) })
-	out, expired, err := limited(r.Context(), r, do)
+	out, expired, err := callWithLimit(r.Context(), r, do)
 	if expired > 0 {
 		err = registry.Errorf(registry.ErrUnavailable, "waited %v: %s; %s", expired, k.progress(r.Context(), name),
 			resumeAdvice)
@@ -140,12 +140,14 @@ func (c SnapshotClient) path(n host.SnapshotName, below string, more url.Values)
 	return namedPath("/"+string(c.kind), n.Namespace, string(n.ID), below, more)
 }
 
-// all returns the path of all snapshots of the kind.
-func (c SnapshotClient) all(q url.Values) string { return "/" + string(c.kind) + "s?" + q.Encode() }
+// listPath returns the path of all snapshots of the kind.
+func (c SnapshotClient) listPath(q url.Values) string {
+	return "/" + string(c.kind) + "s?" + q.Encode()
+}
 
 // Create takes a snapshot.
 func (c SnapshotClient) Create(ctx context.Context, spec host.SnapshotSpec) (host.Snapshot, error) {
-	return post[host.Snapshot](ctx, c.Client, c.all(c.wait()), spec)
+	return post[host.Snapshot](ctx, c.Client, c.listPath(c.wait()), spec)
 }
 
 // Delete deletes a snapshot at its plugin.
@@ -162,7 +164,7 @@ func (c SnapshotClient) Deregister(ctx context.Context, n host.SnapshotName) err
 
 // List lists snapshots of a plugin, or all if plugin is empty.
 func (c SnapshotClient) List(ctx context.Context, plugin string) ([]host.Snapshot, error) {
-	return get[[]host.Snapshot](ctx, c.Client, c.all(url.Values{"plugin": {plugin}}))
+	return get[[]host.Snapshot](ctx, c.Client, c.listPath(url.Values{"plugin": {plugin}}))
 }
 
 // Get returns a snapshot.

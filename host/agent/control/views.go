@@ -68,8 +68,9 @@ func allocView(r *agent.AllocRecord) Alloc {
 	return out
 }
 
-// jobStatus returns the most significant state of the allocs: live states first, then failed, then the rest. A job
-// that lacks allocs is pending.
+// jobStatus returns the most significant state of the job's allocs: live states first, then failed, then the rest. It
+// leaves out ended allocs of earlier versions that fill no slot. A job that lacks allocs and has no live one is
+// pending. A stopped job without allocs is stopped.
 func jobStatus(j *agent.JobRecord, all []*agent.AllocRecord) agent.AllocState {
 	order := []agent.AllocState{
 		agent.AllocStopped, agent.AllocComplete, agent.AllocFailed, agent.AllocReleasing, agent.AllocStopping,

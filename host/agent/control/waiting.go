@@ -105,9 +105,9 @@ func (s *Server) awaitJob(r *http.Request) (any, error) {
 	ctx, id := r.Context(), r.PathValue("id")
 	setWaitDescription(ctx, func(ctx context.Context) string { return s.describeJob(ctx, id) })
 	var job Job
-	var failed error
+	var jobErr error
 	err := s.agent.Await(ctx, func([]*agent.AllocRecord) bool {
-		if job, failed = s.job(id); failed != nil {
+		if job, jobErr = s.job(id); jobErr != nil {
 			return true
 		}
 		return settled(job) && len(s.describeUnhealthy(ctx, job)) == 0
@@ -115,7 +115,7 @@ func (s *Server) awaitJob(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return job, failed
+	return job, jobErr
 }
 
 // settled reports whether all allocs that a job wants have started or ended.
@@ -151,8 +151,8 @@ func unsettled(j Job, a Alloc) bool {
 	return a.State != agent.AllocComplete && a.State != agent.AllocFailed
 }
 
-// notStarted reports whether the task has never run yet, or has failed and thereby ends its alloc. For example, its
-// image is still being pulled, or its engine does not answer.
+// notStarted reports whether an attempt of the task is about to start, no attempt has run yet, or the task has failed
+// and thereby ends its alloc. For example, its image is still being pulled, or its engine does not answer.
 func (t Task) notStarted() bool {
 	return t.State == agent.TaskPending || t.State == agent.TaskStarting || t.Failed ||
 		t.State == agent.TaskWaiting && t.Restarts == 0
@@ -271,16 +271,16 @@ func (s *Server) awaitRoll(r *http.Request) (any, error) {
 	ctx, id := r.Context(), pluginID(r)
 	setWaitDescription(ctx, func(ctx context.Context) string { return s.describeRolls(ctx, id) })
 	var plugin *Plugin
-	var failed error
+	var pluginErr error
 	for {
 		limited, cancel := context.WithTimeout(ctx, rollCheck)
 		err := s.agent.Await(limited, func([]*agent.AllocRecord) bool {
-			plugin, failed = s.plugin(ctx, id)
-			return failed != nil || !plugin.Rolling() || plugin.RollText() != query(r, "known")
+			plugin, pluginErr = s.plugin(ctx, id)
+			return pluginErr != nil || !plugin.Rolling() || plugin.RollText() != query(r, "known")
 		})
 		cancel()
 		if ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
-			return plugin, errors.Join(err, failed)
+			return plugin, errors.Join(err, pluginErr)
 		}
 	}
 }
