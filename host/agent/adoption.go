@@ -53,7 +53,8 @@ func (a *Agent) Workload(ctx context.Context) (host.Workload, error) {
 	return out, nil
 }
 
-// isRunning reports whether the task's last attempt is alive.
+// isRunning reports whether the task's last attempt is alive. It returns false if this agent has no driver for the
+// task.
 func (a *Agent) isRunning(ctx context.Context, r *AllocRecord, name host.TaskName) (running bool, err error) {
 	d, rec := a.drivers[r.task(name).Driver], r.Tasks[name]
 	if d == nil {
@@ -97,8 +98,8 @@ func (a *Agent) saveCurrent(id host.AllocID) error {
 	return a.saveCopy(a.allocs[id].record)
 }
 
-// saveSummary saves a summary without its job in a new directory. It keeps the slot filled for an agent that lost
-// its ledger.
+// saveSummary saves a summary without its job in a new directory. The summary keeps the slot filled for an agent that
+// lost its ledger.
 func (a *Agent) saveSummary(r *AllocRecord) error {
 	if err := os.MkdirAll(a.dirs(r.ID).root, 0o700); err != nil {
 		return err
@@ -118,9 +119,10 @@ func (a *Agent) writeCopy(r *AllocRecord, job *JobRecord) error {
 	return os.Rename(path+".new", path)
 }
 
-// logCopy logs that a copy could not be written. That is no error, because the ledger has the record.
-func (a *Agent) logCopy(id host.AllocID, err error) {
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the alloc has no directory yet, or no more
+// logCopyError logs an error of writing a copy. The caller continues, because the ledger has the record. An alloc
+// without a directory, because it has none yet or none any more, is not logged.
+func (a *Agent) logCopyError(id host.AllocID, err error) {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		a.log.Warn("cannot write a copy of an alloc's record", "alloc", id, "error", err)
 	}
 }

@@ -104,7 +104,7 @@ type Agent struct {
 	journal []Note         // of this agent process, newest last
 	dropped int            // number of notes removed from the front of journal
 	changed chan struct{}  // closed at the next change
-	again   chan struct{}  // closed when waiting work may be retried
+	retry   chan struct{}  // closed when waiting work may be retried
 	failed  error          // first error of the ledger
 	paused  map[pausedSlot]bool
 
@@ -122,7 +122,7 @@ func New(c Config) (*Agent, error) {
 	if err := c.setDefaults(); err != nil {
 		return nil, err
 	}
-	l, content, err := c.openLedger()
+	l, content, err := c.loadLedger()
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +135,7 @@ func New(c Config) (*Agent, error) {
 	a := &Agent{
 		config: c, log: c.Logger, ledger: l, drivers: map[string]taskdriver.Driver{}, wake: make(chan struct{}, 1),
 		node: Node{ID: content.node, Name: c.Name}, jobs: content.jobs,
-		allocs: map[host.AllocID]*alloc{}, changed: make(chan struct{}), again: make(chan struct{}),
+		allocs: map[host.AllocID]*alloc{}, changed: make(chan struct{}), retry: make(chan struct{}),
 		graceOver: make(chan struct{}), paused: map[pausedSlot]bool{},
 		engine: engineMounts{
 			known: content.mounts,
@@ -267,14 +267,14 @@ func (a *Agent) wakeRun() {
 func (a *Agent) Retry() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	close(a.again)
-	a.again = make(chan struct{})
+	close(a.retry)
+	a.retry = make(chan struct{})
 }
 
 func (a *Agent) retryRequested() <-chan struct{} {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.again
+	return a.retry
 }
 
 // The first and the longest pause between attempts, for example to prepare an alloc.
@@ -299,8 +299,8 @@ func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) {
 	}
 }
 
-// Await returns when holds is true for the list of all allocs, oldest first. It checks after each change of a record or
-// of a plugin's health.
+// Await returns nil when holds is true for the list of all allocs, oldest first. It checks after each change of a
+// record or of a plugin's health. It returns an error if the ledger fails or ctx ends first.
 func (a *Agent) Await(ctx context.Context, holds func([]*AllocRecord) bool) error {
 	for {
 		a.mu.Lock()
@@ -334,7 +334,7 @@ func (a *Agent) Jobs() []*JobRecord {
 	return slices.SortedFunc(maps.Values(a.jobs), func(x, y *JobRecord) int { return cmp.Compare(x.Job.ID, y.Job.ID) })
 }
 
-// Find returns the only alloc whose ID starts with prefix.
+// Find returns the alloc whose ID is prefix, or else the only alloc whose ID starts with prefix.
 func (a *Agent) Find(prefix string) (*AllocRecord, error) {
 	var found []*AllocRecord
 	for _, r := range a.Allocs() {

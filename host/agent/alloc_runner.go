@@ -95,7 +95,7 @@ func (r *runner) runToEnd(ctx, stop context.Context) error {
 	return err
 }
 
-// fail records why the alloc fails, and makes it end.
+// fail records why the alloc fails, unless a reason is recorded already, and makes the alloc end.
 func (r *runner) fail(why string) error {
 	err := r.update(func(rec *AllocRecord) {
 		if rec.Failed == "" {
@@ -131,8 +131,8 @@ func permanent(err error) bool {
 	return errors.Is(err, registry.ErrInvalid) || errors.Is(err, registry.ErrUnsupported)
 }
 
-// failIfPermanent fails the alloc because of a permanent error. It ignores an error after stop has ended, because the
-// alloc ends anyway.
+// failIfPermanent fails the alloc because of a permanent error, and returns any other error. It ignores an error after
+// stop has ended, because the alloc ends anyway.
 func (r *runner) failIfPermanent(stop context.Context, err error, describe func(error) string) error {
 	switch {
 	case err == nil || stop.Err() != nil:
@@ -183,7 +183,8 @@ func (r *runner) prepareVolumes(ctx, stop context.Context) error {
 	if err != nil {
 		return r.fail(err.Error())
 	}
-	if stop.Err() != nil || !rec.UsesVolumes() || rec.allTasksDead() || rec.Plans != nil && rec.Boot == boot {
+	prepared := rec.Plans != nil && rec.Boot == boot
+	if prepared || !rec.UsesVolumes() || rec.allTasksDead() || stop.Err() != nil {
 		return nil
 	}
 	var plans map[string]host.Plan
@@ -245,7 +246,7 @@ func (r *runner) releaseVolumes(ctx context.Context) error {
 	return r.retry(ctx, func() error {
 		err := r.reportWaits(ctx, func() error { return r.release(ctx) })
 		if permanent(err) {
-			err = errors.New(err.Error())
+			err = errors.New(err.Error()) // without its kind, retry repeats it
 		}
 		return err
 	}, func(err error) string { return "volumes not released yet: " + r.describeError(ctx, err) })
@@ -255,8 +256,8 @@ func (r *runner) releaseVolumes(ctx context.Context) error {
 // (ReplaceAlloc). If that changes meanwhile, release cancels the call and deletes these volumes after all
 // (ReleaseAlloc).
 func (r *runner) release(ctx context.Context) error {
-	followed := func() bool { rec := r.record(); return r.a.job(rec.Job).refillsSlot(rec) }
-	if !followed() {
+	hasSuccessor := func() bool { rec := r.record(); return r.a.job(rec.Job).refillsSlot(rec) }
+	if !hasSuccessor() {
 		return r.s.ReleaseAlloc(ctx, r.id)
 	}
 	replacing, cancel := context.WithCancel(ctx)
@@ -264,7 +265,7 @@ func (r *runner) release(ctx context.Context) error {
 	defer wg.Wait()
 	defer cancel()
 	wg.Go(func() {
-		if r.a.Await(replacing, func([]*AllocRecord) bool { return !followed() }) == nil {
+		if r.a.Await(replacing, func([]*AllocRecord) bool { return !hasSuccessor() }) == nil {
 			cancel()
 		}
 	})
@@ -349,6 +350,7 @@ func (r *runner) runTask(ctx, stop context.Context, s taskSpec, firstRecorded bo
 	}
 }
 
+// specs returns the decoded tasks of the alloc. Its error has all problems of all tasks.
 func (r *runner) specs() (out []taskSpec, err error) {
 	rec := r.record()
 	var wrong Problems

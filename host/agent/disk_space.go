@@ -16,8 +16,8 @@ import (
 // minFree is the free space that the state directory must have before anything new is started.
 const minFree = 1 << 20
 
-// checkSpace returns an error if there is no space to start anything new. Running allocs do not need it: the ledger
-// has a reserve for them. The caller holds a.writing.
+// checkSpace returns an error if there is no space to start anything new. If there is some, checkSpace enlarges the
+// ledger's reserve for one more alloc. Running allocs need no other space. The caller holds a.writing.
 func (a *Agent) checkSpace() error {
 	dir := filepath.Join(a.config.StateDir, "agent")
 	err := checkFree(dir)
@@ -84,7 +84,7 @@ func (a *Agent) setShortage(err error) {
 	}
 }
 
-// retryWhileFull repeats a write while the disk is full.
+// retryWhileFull repeats a write while the disk is full and ctx has not ended. It returns the last error.
 func (a *Agent) retryWhileFull(ctx context.Context, write func() error) error {
 	for b := newBackoff(); ; {
 		err := write()

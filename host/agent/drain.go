@@ -41,7 +41,7 @@ func (a *Agent) followDrain(ctx context.Context, s Volumes) {
 		deadline = drain.Deadline
 		if !drained {
 			a.log.Info("the drain of this node has ended")
-			a.resume()
+			a.endDrain()
 			continue
 		}
 		if !before {
@@ -50,7 +50,7 @@ func (a *Agent) followDrain(ctx context.Context, s Volumes) {
 		a.drained.Store(true)
 		draining, end := context.WithCancel(ctx)
 		cancel = end
-		running.Go(func() { a.killAt(draining, drain.Deadline) })
+		running.Go(func() { a.endGraceAt(draining, drain.Deadline) })
 		running.Go(func() {
 			if err := a.stopRanks(draining, lastRank); err == nil {
 				a.log.Info("the node is drained: all allocs have ended")
@@ -59,8 +59,8 @@ func (a *Agent) followDrain(ctx context.Context, s Volumes) {
 	}
 }
 
-// killAt kills tasks that are still stopping at a deadline; zero: never.
-func (a *Agent) killAt(ctx context.Context, deadline time.Time) {
+// endGraceAt ends the grace of all tasks at a deadline; zero: never.
+func (a *Agent) endGraceAt(ctx context.Context, deadline time.Time) {
 	if deadline.IsZero() {
 		return
 	}
@@ -71,8 +71,8 @@ func (a *Agent) killAt(ctx context.Context, deadline time.Time) {
 	}
 }
 
-// resume runs the jobs again after a drain.
-func (a *Agent) resume() {
+// endDrain runs the jobs again after a drain.
+func (a *Agent) endDrain() {
 	a.mu.Lock()
 	if !a.shuttingDown.Load() && isClosed(a.graceOver) {
 		a.graceOver = make(chan struct{})
@@ -82,7 +82,7 @@ func (a *Agent) resume() {
 	a.wakeRun()
 }
 
-// endGrace ends the grace of all tasks that are being stopped, so that they are killed at once.
+// endGrace ends the grace of all tasks that are being stopped, or are stopped later, so that they are killed at once.
 func (a *Agent) endGrace() {
 	a.mu.Lock()
 	defer a.mu.Unlock()

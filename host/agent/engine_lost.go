@@ -49,7 +49,7 @@ func (a *Agent) LostEngineMounts(ctx context.Context, s Volumes) (list []LostEng
 func (a *Agent) describeLost(m *EngineMount, reason string) LostEngineMount {
 	l := LostEngineMount{Volume: m.Volume, Alloc: m.Alloc, Path: m.Path, Reason: reason}
 	l.Containers, _ = a.EngineContainers(m.Volume) // unknown: the command of Stop lists them
-	engines := slices.Sorted(maps.Keys(m.counts()))
+	engines := slices.Sorted(maps.Keys(m.countByEngine()))
 	if len(l.Containers) > 0 && len(engines) == 1 {
 		ids := slices.Clone(l.Containers)
 		for i, id := range ids {
@@ -66,8 +66,8 @@ func (a *Agent) describeLost(m *EngineMount, reason string) LostEngineMount {
 	return l
 }
 
-// counts returns the number of mounts by the name of the engine that holds them.
-func (m *EngineMount) counts() map[string]int {
+// countByEngine returns the number of mounts by the name of the engine that holds them.
+func (m *EngineMount) countByEngine() map[string]int {
 	mounts := map[string]int{}
 	for _, h := range m.Holders {
 		mounts[h.Engine.Name()] += h.Count
@@ -79,8 +79,8 @@ func listContainers(engine string, volume host.VolumeID) string {
 	return display.Command(engine+" ps --filter", "volume="+string(volume))
 }
 
-// lostReason returns why the shim has no claim for the alloc of a mount that is complete. It is empty if there is a
-// claim.
+// lostReason returns why the node has lost the volume of a complete mount. al is the mount's alloc, as the shim reports
+// it. The reason is empty if the alloc has its claim.
 func (e *engineMounts) lostReason(al host.AllocStatus) string {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -102,7 +102,8 @@ func (a *Agent) EngineMount(id host.VolumeID) *EngineMount {
 	return a.engine.known[id]
 }
 
-// setEngineMount records a mount; nil removes it.
+// setEngineMount records a mount; nil removes it. Then it forgets since when the mount was unused and, if the mount is
+// gone or has another alloc, why the node lost its volume.
 func (a *Agent) setEngineMount(id host.VolumeID, m *EngineMount) error {
 	e := entry{engineBucket, string(id), nil}
 	if m != nil {
@@ -176,7 +177,7 @@ const engineLimit = 110 * time.Second
 // received the answer: without the answer, the engine will not unmount. Until then other requests for the volume wait.
 func (a *Agent) MountForEngine(
 	ctx context.Context, s Volumes, r EngineRequest,
-) (path string, answered func(has bool), err error) {
+) (path string, answered func(received bool), err error) {
 	limited, cancel := context.WithTimeout(ctx, engineLimit)
 	defer cancel()
 	unlock, err := a.lockEngineMount(limited, r.Volume)
@@ -187,9 +188,9 @@ func (a *Agent) MountForEngine(
 		unlock()
 		return "", nil, err
 	}
-	return path, func(has bool) {
+	return path, func(received bool) {
 		defer unlock()
-		if has {
+		if received {
 			return
 		}
 		if err := a.takeBackEngineMount(context.WithoutCancel(ctx), s, r); err != nil {
@@ -223,13 +224,13 @@ func (a *Agent) mountForEngine(ctx context.Context, s Volumes, r EngineRequest) 
 	undo, cancelUndo := context.WithTimeout(context.WithoutCancel(ctx), releaseWait)
 	defer cancelUndo()
 	m = m.withCount(r.ID, r.Caller, -1)
-	failed := a.setEngineMount(r.Volume, m)
-	if failed == nil {
-		failed = a.releaseEngineMount(undo, s, m)
+	undoErr := a.setEngineMount(r.Volume, m)
+	if undoErr == nil {
+		undoErr = a.releaseEngineMount(undo, s, m)
 	}
-	if failed != nil {
+	if undoErr != nil {
 		a.log.Warn("a volume could not be mounted for a container engine, and is released later", "volume", r.Volume,
-			"error", failed)
+			"error", undoErr)
 	}
 	return "", err
 }
@@ -252,9 +253,11 @@ func (a *Agent) dropLostCount(m *EngineMount, r EngineRequest) (*EngineMount, er
 // releaseWait bounds how long an engine waits for a release, which continues later. Podman waits for 5 s by default.
 const releaseWait = 4 * time.Second
 
-// usableEngineMount returns the current mount of the volume, or a new record without a path. It first releases a
-// recorded mount that is from an earlier boot, is being released, or does not exist any more. It also releases a mount
-// whose volume this node has lost, but refuses the request while containers use it.
+// usableEngineMount returns the current mount of the volume, or a record without a path, which is still to be mounted.
+// That is a new record, or the one of a mount that was begun when the agent died. It first releases a recorded mount
+// that is from an earlier boot, is being released, or does not exist any more. It also releases a mount whose volume
+// this node has lost, but refuses the request while containers use it. Without a current mount it refuses the request
+// if CheckEnginePlugin does.
 func (a *Agent) usableEngineMount(ctx context.Context, s Volumes, r EngineRequest) (*EngineMount, error) {
 	boot, err := proc.BootID()
 	if err != nil {
@@ -272,9 +275,9 @@ func (a *Agent) usableEngineMount(ctx context.Context, s Volumes, r EngineReques
 		return nil, err
 	}
 	if m != nil && m.Boot == boot && m.Path == "" && len(m.Holders) > 0 {
-		again := *m // the agent died before it answered; the mount keeps its alloc
-		again.Holders = map[string]EngineHolder{}
-		return &again, nil
+		unanswered := *m // the agent died before it answered; the mount keeps its alloc
+		unanswered.Holders = map[string]EngineHolder{}
+		return &unanswered, nil
 	}
 	if m != nil {
 		if err := a.releaseEngineMount(ctx, s, m); err != nil {
@@ -407,8 +410,8 @@ func (a *Agent) explainEngineWait(ctx context.Context, s Volumes, m *EngineMount
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pollTimeout)
 	defer cancel()
-	list, _, failed := s.Allocs(ctx, host.AllocQuery{ID: m.Alloc})
-	if failed != nil || len(list) == 0 || len(list[0].Waiting) == 0 {
+	list, _, listErr := s.Allocs(ctx, host.AllocQuery{ID: m.Alloc})
+	if listErr != nil || len(list) == 0 || len(list[0].Waiting) == 0 {
 		return err
 	}
 	return registry.Errorf(registry.ErrUnavailable, "volume %q is not mounted yet: %s; start the container again, or "+
@@ -420,7 +423,9 @@ func (a *Agent) explainEngineWait(ctx context.Context, s Volumes, m *EngineMount
 // until it has the answer, and sends no Mount until then: the next container would get a directory without the volume.
 // For an engine without a daemon, UnmountForEngine therefore only locks the mount. The caller must then call answered,
 // and say whether the engine has received the answer. Otherwise answered is nil.
-func (a *Agent) UnmountForEngine(ctx context.Context, s Volumes, r EngineRequest) (answered func(bool), err error) {
+func (a *Agent) UnmountForEngine(
+	ctx context.Context, s Volumes, r EngineRequest,
+) (answered func(received bool), err error) {
 	limited, cancel := context.WithTimeout(ctx, releaseWait)
 	defer cancel()
 	unlock, err := a.lockEngineMount(limited, r.Volume)
@@ -431,9 +436,9 @@ func (a *Agent) UnmountForEngine(ctx context.Context, s Volumes, r EngineRequest
 		defer unlock()
 		return nil, a.takeBackEngineMount(limited, s, r)
 	}
-	return func(has bool) {
+	return func(received bool) {
 		defer unlock()
-		if !has {
+		if !received {
 			return
 		}
 		if err := a.takeBackEngineMount(context.WithoutCancel(ctx), s, r); err != nil {

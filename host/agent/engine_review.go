@@ -24,8 +24,9 @@ const engineReview = 15 * time.Second
 // container's other volumes take.
 const unusedLimit = 5 * time.Minute
 
-// followEngineMounts releases mounts that no container uses any more: those of an earlier boot, those whose release
-// was interrupted, and those of an engine process that has ended without unmounting them.
+// followEngineMounts releases mounts that no container uses any more. These are mounts of an earlier boot, those whose
+// release was interrupted, those of an engine process that has ended without unmounting them, those whose volume this
+// node has lost, and those of Docker that were unused for unusedLimit.
 func (a *Agent) followEngineMounts(ctx context.Context, s Volumes) {
 	for {
 		for _, m := range a.unusedEngineMounts() {
@@ -168,7 +169,7 @@ func (a *Agent) containers(users []mount.User) []mount.User {
 
 // Describe names the engines that hold the mount, with the command that lists their containers.
 func (m *EngineMount) Describe() string {
-	mounts := m.counts()
+	mounts := m.countByEngine()
 	if len(mounts) == 0 {
 		return "no container engine holds it any more; it is released when nothing uses it"
 	}

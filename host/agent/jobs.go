@@ -223,7 +223,8 @@ func (a *Agent) checkNoVolumeHeld(ctx context.Context, job *JobRecord, s Lister)
 		})
 }
 
-// acceptsWork returns an error if the agent is shutting down, or its disk has no space for new records.
+// acceptsWork returns an error if the agent is shutting down, its node is drained, or its disk has no space for new
+// records.
 func (a *Agent) acceptsWork() error {
 	if a.shuttingDown.Load() {
 		return registry.Errorf(registry.ErrUnavailable, "this agent is shutting down and stops all jobs")
@@ -237,7 +238,7 @@ func (a *Agent) acceptsWork() error {
 
 // checkMountsSurvive returns an error if the new version of a job would break mounts in use. That is so if it stops a
 // plugin's task without a replacement while another alloc uses the plugin's volumes. It is also so if the task has roll
-// = "stop_first" and serves FUSE mounts.
+// = "stop_first" and serves FUSE mounts. It sets Rolled and Roll of job, which is not the record to store.
 func (a *Agent) checkMountsSurvive(ctx context.Context, job *JobRecord, s Lister) error {
 	rolling := map[slot]string{}
 	if was := a.job(job.Job.ID); was != nil && !was.Stopped {
@@ -359,6 +360,7 @@ func (a *Agent) StopUsers(ctx context.Context) error {
 	return a.stopRanks(ctx, 0)
 }
 
+// stopRanks stops the allocs of each rank up to last, and waits for their end before it stops those of the next rank.
 func (a *Agent) stopRanks(ctx context.Context, last int) error {
 	for rank := range last + 1 {
 		err := a.stopRank(ctx, rank)

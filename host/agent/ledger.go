@@ -172,9 +172,9 @@ func recoverDamage(do func() error) (err error) {
 	return do()
 }
 
-// openLedger opens and reads the agent's ledger. If Recover is set, it moves a damaged ledger away and creates a new
+// loadLedger opens and reads the agent's ledger. If Recover is set, it moves a damaged ledger away and creates a new
 // one.
-func (c *Config) openLedger() (*ledger, ledgerContent, error) {
+func (c *Config) loadLedger() (*ledger, ledgerContent, error) {
 	path := ledgerPath(c.StateDir)
 	l, err := openLedger(path)
 	var content ledgerContent
@@ -200,7 +200,7 @@ func (c *Config) openLedger() (*ledger, ledgerContent, error) {
 	if err := os.Rename(path, away); err != nil {
 		return nil, content, fmt.Errorf("move the damaged file away: %w", err)
 	}
-	return c.openLedger()
+	return c.loadLedger()
 }
 
 func (l *ledger) close() error { return l.db.Close() }

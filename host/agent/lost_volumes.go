@@ -50,10 +50,11 @@ func (a *Agent) findLostVolumes(ctx context.Context, s Volumes) {
 // cannot stop an engine's containers.
 func (a *Agent) loseVolumes(id host.AllocID, why string) {
 	a.loseEngineMount(id, why)
-	a.stopWithoutVolumes(id, why)
+	a.stopForLostVolumes(id, why)
 }
 
-func (a *Agent) stopWithoutVolumes(id host.AllocID, why string) {
+// stopForLostVolumes stops an alloc, unless it is being stopped already or is not an alloc of a job.
+func (a *Agent) stopForLostVolumes(id host.AllocID, why string) {
 	a.writing.Lock()
 	defer a.writing.Unlock()
 	held := a.allocs[id]

@@ -45,7 +45,7 @@ func (p *Problems) Unwrap() (list []error) {
 	return list
 }
 
-// add adds a problem of a task. Its position is that of the task's Places entry, or else the begin of the task.
+// add adds a problem of a task. Its position is that of the task's Places entry, or else the beginning of the task.
 func (p *Problems) add(t hooks.Task, place string, err error) {
 	at, known := t.Places[place]
 	if !known {

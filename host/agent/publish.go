@@ -38,7 +38,7 @@ func (a *Agent) failure() error {
 	return a.failed
 }
 
-// fail ends Run with err.
+// fail ends Run with err, unless an earlier error ends it already. It returns err.
 func (a *Agent) fail(err error) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -75,7 +75,7 @@ func (a *Agent) commit(publish func(), entries ...entry) error {
 	return nil
 }
 
-// publish replaces and removes the records that readers see. The caller holds a.mu.
+// publish changes what readers see: it adds or replaces records, and removes those of gone. The caller holds a.mu.
 func (a *Agent) publish(records []*AllocRecord, gone []host.AllocID) {
 	next := slices.Clone(a.listed)
 	for _, r := range records {
@@ -127,14 +127,15 @@ func (a *Agent) updateLocked(id host.AllocID, change func(r *AllocRecord)) error
 	return a.updateAll([]host.AllocID{id}, change, func() {})
 }
 
-// updateAll changes the records of allocs, and writes more entries, in one commit. The caller holds a.writing.
+// updateAll changes the records of allocs, and writes more entries, in one commit. Then it saves the copies of the
+// records in the allocs' directories. The caller holds a.writing.
 func (a *Agent) updateAll(
 	ids []host.AllocID, change func(r *AllocRecord), publish func(), entries ...entry,
 ) error {
 	var records []*AllocRecord
 	var added []Note
 	for _, id := range ids {
-		next, notes := a.allocs[id].record.changed(change)
+		next, notes := a.allocs[id].record.withChange(change)
 		added = append(added, notes...)
 		records, entries = append(records, next), append(entries, entry{allocsBucket, string(id), next})
 	}
@@ -147,7 +148,7 @@ func (a *Agent) updateAll(
 		return err
 	}
 	for _, r := range records {
-		a.logCopy(r.ID, a.saveCopy(r))
+		a.logCopyError(r.ID, a.saveCopy(r))
 	}
 	return nil
 }
@@ -163,15 +164,15 @@ func (a *Agent) updateLater(id host.AllocID, change func(r *AllocRecord)) error 
 	if a.failed != nil {
 		return a.failed
 	}
-	next, notes := a.allocs[id].record.changed(change)
+	next, notes := a.allocs[id].record.withChange(change)
 	a.publish([]*AllocRecord{next}, nil)
 	a.addNotes(notes)
 	a.announce()
 	return nil
 }
 
-// changed returns a copy of the record after the change, and the notes that the change has added.
-func (r *AllocRecord) changed(change func(r *AllocRecord)) (next *AllocRecord, added []Note) {
+// withChange returns a copy of the record after the change, and the notes that the change has added.
+func (r *AllocRecord) withChange(change func(r *AllocRecord)) (next *AllocRecord, added []Note) {
 	next = r.clone()
 	change(next)
 	next.Rev++

@@ -64,7 +64,8 @@ func (a *Agent) jobOrder(byJob map[string][]*AllocRecord) []string {
 	})
 }
 
-// reconcileJob reconciles the allocs of one job. The job is nil if it was removed. The caller holds a.writing.
+// reconcileJob reconciles the allocs of one job. The job is nil if it was removed. A commit that fails is no error
+// here: on a full disk a later reconcile repeats it, and any other error ends Run. The caller holds a.writing.
 func (a *Agent) reconcileJob(job *JobRecord, allocs []*AllocRecord) {
 	want := job.wantedNow()
 	if !a.stopsAll() { // else StopAll stops them, rank by rank
@@ -97,7 +98,8 @@ func (j *JobRecord) wanted() map[slot]string {
 }
 
 // unwanted lists the allocs to stop: of those that have no slot, the ones of the lowest rank. Allocs of higher ranks
-// are stopped once these have ended. unwanted leaves the plugin allocs of a roll to stepRoll.
+// are stopped once these, and those that are stopping already, have ended. unwanted leaves the plugin allocs of a roll
+// to stepRoll.
 func (a *Agent) unwanted(job *JobRecord, allocs []*AllocRecord, want map[slot]string) (ids []host.AllocID) {
 	unwanted := slices.DeleteFunc(slices.Clone(allocs), func(r *AllocRecord) bool {
 		kept := want[r.slot()] == r.Digest || job.isNewInRoll(r) || job.isReplacedInRoll(r)
@@ -236,8 +238,8 @@ func newAllocs(job *JobRecord, empty func(slot) bool) (placed []*AllocRecord, en
 	return placed, entries
 }
 
-// keepsSlot reports whether an ended alloc of an unchanged group keeps its slot. A completed batch alloc keeps it, and
-// so does an alloc that completed or failed in the current version of the job.
+// keepsSlot reports whether an ended alloc of an unchanged group keeps its slot. A batch alloc keeps it that completed
+// in version RunOnce or later, and so does an alloc that completed or failed in the current version of the job.
 func (j *JobRecord) keepsSlot(r *AllocRecord) bool {
 	return r.State == AllocComplete && r.batch() && r.Version >= j.RunOnce ||
 		r.State != AllocStopped && r.Version == j.Version
@@ -274,8 +276,9 @@ func (j *JobRecord) Slots() (wanted int, filledBy func(*AllocRecord) bool) {
 	}
 }
 
-// prune removes the files and records of ended allocs, except for those that ended last. If the job still wants a slot
-// that an ended alloc keeps, prune leaves a summary of the alloc. Without it the slot would be filled again.
+// prune removes the files and records of ended allocs, except for the last maxEnded of a job that was not removed. If
+// the job still wants a slot that an ended alloc keeps, prune leaves a summary of the alloc. Without the summary, the
+// slot would be filled again.
 func (a *Agent) prune(job *JobRecord, allocs []*AllocRecord, want map[slot]string) {
 	ended := slices.DeleteFunc(slices.Clone(allocs), func(r *AllocRecord) bool { return !r.State.Ended() })
 	slices.SortStableFunc(ended, func(x, y *AllocRecord) int { return x.Ended.Compare(y.Ended) })
@@ -296,7 +299,7 @@ func (a *Agent) prune(job *JobRecord, allocs []*AllocRecord, want map[slot]strin
 		}
 		if keeps {
 			r = r.summary()
-			a.logCopy(r.ID, a.saveSummary(r))
+			a.logCopyError(r.ID, a.saveSummary(r))
 			summaries, entries = append(summaries, r), append(entries, entry{allocsBucket, string(r.ID), r})
 		} else {
 			gone, entries = append(gone, r.ID), append(entries, entry{allocsBucket, string(r.ID), nil})

@@ -128,7 +128,7 @@ func (a *Agent) findHandles(ctx context.Context, l *lostAlloc) error {
 	return nil
 }
 
-// addParents adds running tasks whose directories were removed.
+// addParents adds the pids of the parents, and a running task for each parent whose task's directory was removed.
 func (l *lostAlloc) addParents(parents []taskdriver.Parent) {
 	for _, p := range parents {
 		l.parents = append(l.parents, strconv.Itoa(p.PID))
@@ -292,7 +292,7 @@ func jobEntries(jobs map[string]*JobRecord) (entries []entry) {
 	return entries
 }
 
-// restore writes the records of lost allocs and their jobs.
+// restore writes the records of lost allocs and of their jobs, and takes over the node ID of the newest copy.
 func (a *Agent) restore(all []*lostAlloc) error {
 	a.writing.Lock()
 	defer a.writing.Unlock()

@@ -162,8 +162,9 @@ func (a *Agent) followRolls(ctx context.Context, s Storage) {
 	}
 }
 
-// stepRoll does what is possible now in the roll of one job: it decides whether the job takes its next version, and
-// stops old allocs that nothing needs any more. was is the record that the caller read before.
+// stepRoll does what is possible now in the roll of one job. First it makes healthy wanted tasks active. If they are
+// active already, it decides whether the job takes its next version, stops old allocs that nothing needs any more, and
+// records the end of the roll. was is the record that the caller read before.
 func (a *Agent) stepRoll(ctx context.Context, s Storage, was *JobRecord) error {
 	id := was.Job.ID
 	job := a.job(id)
@@ -262,14 +263,13 @@ func (a *Agent) decideRoll(job *JobRecord, tasks map[host.TaskKey]host.PluginTas
 	}
 	var next []*JobRecord
 	for _, j := range together {
-		now := *j.Next
-		now.Roll = j.Roll
+		rec, roll := *j.Next, *j.Roll
 		if failed != "" {
-			roll := *j.Roll
-			roll.Failed, now = failed, *j
-			now.Next, now.Roll = nil, &roll
+			rec, roll.Failed = *j, failed
+			rec.Next = nil
 		}
-		next = append(next, &now)
+		rec.Roll = &roll
+		next = append(next, &rec)
 	}
 	return true, a.commitJobs(next...)
 }
@@ -301,14 +301,15 @@ func (a *Agent) newAllocsHealthy(job *JobRecord, tasks map[host.TaskKey]host.Plu
 }
 
 // stopReplaced stops the replaced plugin allocs of the job that nothing needs any more. For the others it records why
-// they are kept. open reports whether any of them remains.
+// they are kept, and with Roll.Drain it stops the users of their mounts. It ends pauses of slots whose volume none of
+// them serves any more. open reports whether any of them remains.
 func (a *Agent) stopReplaced(job *JobRecord, tasks map[host.TaskKey]host.PluginTask) (open bool, err error) {
 	serves := map[registry.VolumeName]bool{}
 	for _, r := range a.Allocs() {
 		if r.Stop || !job.isReplacedInRoll(r) {
 			continue
 		}
-		for _, v := range served(r, tasks) {
+		for _, v := range servedVolumes(r, tasks) {
 			serves[v.Volume] = true
 		}
 		why := a.whyNeeded(job, r, tasks)
@@ -349,8 +350,8 @@ func (a *Agent) isOld(job *JobRecord, r *AllocRecord) bool {
 	})
 }
 
-// served returns the volumes whose mounts processes of the alloc serve.
-func served(r *AllocRecord, tasks map[host.TaskKey]host.PluginTask) (volumes []registry.ServedVolume) {
+// servedVolumes returns the volumes whose mounts processes of the alloc serve.
+func servedVolumes(r *AllocRecord, tasks map[host.TaskKey]host.PluginTask) (volumes []registry.ServedVolume) {
 	for _, t := range r.Group.Tasks {
 		volumes = append(volumes, tasks[host.TaskKey{Alloc: r.ID, Task: t.Name}].Volumes...)
 	}
@@ -369,8 +370,10 @@ type pausedSlot struct {
 func (a *Agent) setPaused(p pausedSlot, paused bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if delete(a.paused, p); paused {
+	if paused {
 		a.paused[p] = true
+	} else {
+		delete(a.paused, p)
 	}
 }
 
@@ -386,8 +389,8 @@ func (a *Agent) DescribePaused(job string) string {
 	return ""
 }
 
-// isPaused reports whether a slot is paused. When the job whose plugins are replaced is stopped, the slot is not paused
-// any more.
+// isPaused reports whether a slot is paused. It ends the pauses of a roll that has ended, or whose job was stopped or
+// removed. The caller holds a.writing.
 func (a *Agent) isPaused(job string, s slot) bool {
 	for p := range a.paused {
 		if by := a.jobs[p.by]; by == nil || !by.rollOpen() {
@@ -426,7 +429,7 @@ func (a *Agent) whyNeeded(job *JobRecord, r *AllocRecord, tasks map[host.TaskKey
 		}
 		why = cmp.Or(calls, why)
 	}
-	if list := served(r, tasks); why == "" && len(list) > 0 && !job.Roll.Force {
+	if list := servedVolumes(r, tasks); why == "" && len(list) > 0 && !job.Roll.Force {
 		why = "kept: its process serves " + a.describeServed(list)
 	}
 	return why
@@ -435,7 +438,7 @@ func (a *Agent) whyNeeded(job *JobRecord, r *AllocRecord, tasks map[host.TaskKey
 // restartUsers stops the allocs that use mounts of the alloc's processes. New allocs take their slots once the mounts
 // are gone. It does not stop plugin allocs, because their own processes may serve mounts.
 func (a *Agent) restartUsers(job *JobRecord, r *AllocRecord, tasks map[host.TaskKey]host.PluginTask) error {
-	for _, v := range served(r, tasks) {
+	for _, v := range servedVolumes(r, tasks) {
 		for _, id := range v.Allocs {
 			user := a.record(id)
 			if user == nil || user.Stop || user.State.Ended() || len(user.Plugins()) > 0 {

@@ -13,8 +13,8 @@ import (
 	"holdfast/registry"
 )
 
-// rollOrReplace returns the record of a submitted job. If allocs of the job's plugins run, that is the record was with
-// r as its next version, else r.
+// rollOrReplace returns the record to store for a job that is submitted as r and has the record was. If r changes
+// groups whose plugin allocs run, that is a copy of was with r as its next version, else r.
 func (a *Agent) rollOrReplace(was, r *JobRecord) *JobRecord {
 	if was == nil || was.Stopped {
 		return r

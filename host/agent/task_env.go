@@ -63,8 +63,9 @@ func nomadEnv(r *AllocRecord, t taskSpec, d dirs, isolated bool) map[string]stri
 	return env
 }
 
-// attempt returns one attempt of a task as an argument for a driver.
-func (n Node) attempt(ctx context.Context, r *AllocRecord, t taskSpec, number uint64, plan hooks.Plan, root string,
+// driverTask returns one attempt of a task as an argument for a driver. It renders the task's templates, which may read
+// files.
+func (n Node) driverTask(ctx context.Context, r *AllocRecord, t taskSpec, number uint64, plan hooks.Plan, root string,
 	driver taskdriver.Driver) (taskdriver.Task, error) {
 	d := dirs{root}
 	env := nomadEnv(r, t, d, driver.Isolated())

@@ -117,7 +117,7 @@ func (t *taskRunner) resume(ctx, stop context.Context) (*taskdriver.Handle, erro
 			return nil, err
 		}
 		if !ok || found.ID != attemptID(t.id, t.spec.Name, rec.Attempt) {
-			return nil, t.exitByReboot(ctx, stop)
+			return nil, t.handleReboot(ctx, stop)
 		}
 		handle = &found
 	default:
@@ -132,9 +132,10 @@ func (t *taskRunner) resume(ctx, stop context.Context) (*taskdriver.Handle, erro
 	})
 }
 
-// exitByReboot handles an attempt that began before a reboot. The attempt may have run, because the agent records that
-// only with the next commit.
-func (t *taskRunner) exitByReboot(ctx, stop context.Context) error {
+// handleReboot handles an attempt that is recorded as starting and that left nothing behind. If it began before a
+// reboot, it may have run, because the agent records that only with the next commit: it counts as exited. Without a
+// reboot it has never run, and handleReboot does nothing.
+func (t *taskRunner) handleReboot(ctx, stop context.Context) error {
 	const lost = "exit status unknown: the node rebooted while the task started or ran"
 	boot, err := proc.BootID()
 	if began := t.state().Started.Boot; err != nil || began == "" || began == boot {
@@ -151,7 +152,7 @@ func (t *taskRunner) awaitNext(stop context.Context) error {
 	return context.Cause(stop)
 }
 
-// giveUp marks a waiting task as dead, because its next attempt will not come.
+// giveUp marks a waiting task as dead, because its next attempt will not come, and reports that to the shim.
 func (t *taskRunner) giveUp(ctx context.Context) error {
 	rec := t.state()
 	if rec.Attempt > 0 {
@@ -173,7 +174,7 @@ func (t *taskRunner) start(ctx, stop context.Context) (*taskdriver.Handle, error
 	plan, err := t.plan(stop, attempt)
 	if err == nil {
 		var task taskdriver.Task
-		task, err = t.a.node.attempt(stop, t.record(), t.spec, attempt, plan, t.a.dirs(t.id).root, t.driver)
+		task, err = t.a.node.driverTask(stop, t.record(), t.spec, attempt, plan, t.a.dirs(t.id).root, t.driver)
 		if err != nil && stop.Err() != nil {
 			err = context.Cause(stop) // stop ended while a template's file was read
 		}
@@ -183,7 +184,7 @@ func (t *taskRunner) start(ctx, stop context.Context) (*taskdriver.Handle, error
 		if err == nil {
 			var h taskdriver.Handle
 			if h, err = t.driver.Start(ctx, task); err == nil {
-				return &h, t.started(ctx, attempt, h)
+				return &h, t.handleStart(ctx, attempt, h)
 			}
 		}
 	}
@@ -267,8 +268,8 @@ func (t *taskRunner) plan(stop context.Context, attempt uint64) (hooks.Plan, err
 	}
 }
 
-// started records a running attempt, and reports it to the shim.
-func (t *taskRunner) started(ctx context.Context, attempt uint64, h taskdriver.Handle) error {
+// handleStart records a running attempt, and reports it to the shim if the task runs a plugin.
+func (t *taskRunner) handleStart(ctx context.Context, attempt uint64, h taskdriver.Handle) error {
 	boot, err := proc.BootID()
 	if err != nil {
 		return err
@@ -288,7 +289,7 @@ func (t *taskRunner) started(ctx context.Context, attempt uint64, h taskdriver.H
 		r.State, r.Handle, r.Started, r.Reason = TaskRunning, &h, host.BootTime{Boot: boot, At: proc.BootTime()}, ""
 	}
 	if !t.isPlugin() {
-		return t.setLater(note, running) // the handle is also in the task's directory, where adopt finds it
+		return t.setLater(note, running) // the handle is also in the task's directory, where resume finds it
 	}
 	err = t.set(note, running)
 	if err == nil {
@@ -297,7 +298,7 @@ func (t *taskRunner) started(ctx context.Context, attempt uint64, h taskdriver.H
 	return err
 }
 
-// reportTimeout bounds one report. If it fails, the shim learns of the change at the next Sync.
+// reportTimeout bounds all attempts of one report. If they fail, the shim learns of the change at the next Sync.
 const reportTimeout = 45 * time.Second
 
 // report tells the shim about a plugin task, in up to three attempts.
@@ -389,7 +390,7 @@ func (t *taskRunner) stopAndHandleExit(
 
 const noteStopping = "stopping"
 
-// stopAttempt returns when no process of the attempt is left.
+// stopAttempt stops an attempt. It returns nil when no process of the attempt is left, or an error when ctx ends.
 func (t *taskRunner) stopAttempt(ctx context.Context, h taskdriver.Handle, why string) error {
 	note := noteStopping
 	if why != "" {
@@ -461,7 +462,9 @@ func (t *taskRunner) handleExit(ctx, stop context.Context, exit taskdriver.Exit,
 	return t.applyRestartPolicy(ctx, exit, false, cmp.Or(requested, describeExit(exit)))
 }
 
-// applyRestartPolicy decides what follows an attempt. It never retries a permanent failure.
+// applyRestartPolicy decides what follows an attempt that has ended or could not start. After a restart by an operator,
+// the next attempt follows. A task that is expected to end is dead after a success. Otherwise the restart policy
+// decides, and a permanent failure is never retried.
 func (t *taskRunner) applyRestartPolicy(ctx context.Context, exit taskdriver.Exit, permanent bool, why string) error {
 	rec, now := t.state(), time.Now()
 	if t.operatorRestart {

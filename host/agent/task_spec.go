@@ -196,13 +196,13 @@ func mergeMeta(blocks []map[string]taskdriver.Scalar) map[string]string {
 	return out
 }
 
-// A job with a block of unsupported is refused, because it could not do its work. A job with a block of ignored runs,
-// with a warning.
+// A job with a block of unsupportedNames is refused, because it could not do its work. A job with a block of
+// ignoredNames runs, with a warning.
 var (
-	unsupported = []string{
+	unsupportedNames = []string{
 		"periodic", "parameterized", "multiregion", "artifact", "vault", "dispatch_payload", "secret", "schedule",
 	}
-	ignored = []string{
+	ignoredNames = []string{
 		"constraint", "affinity", "spread", "network", "service", "update", "migrate", "reschedule", "scaling",
 		"consul", "identity", "ephemeral_disk", "disconnect", "kill_signal", "shutdown_delay", "volume",
 	}
@@ -217,13 +217,13 @@ func unsupportedBlocks(j *hooks.Job) (warnings []string, problems *Problems) {
 		if err := taskdriver.Decode(where, rest, &blocks); err != nil {
 			problems.List = append(problems.List, Problem{at, err})
 		}
-		for _, name := range unsupported {
+		for _, name := range unsupportedNames {
 			if _, has := blocks[name]; has {
 				err := registry.Errorf(registry.ErrUnsupported, "%s: unsupported block %s; remove it", where, name)
 				problems.List = append(problems.List, Problem{at, err})
 			}
 		}
-		for _, name := range ignored {
+		for _, name := range ignoredNames {
 			if _, has := blocks[name]; has {
 				found[name] = true
 			}
@@ -312,9 +312,9 @@ func (p restartPolicy) next(r Restarts, now time.Time) (after Restarts, delay ti
 		r.Count, r.Total = r.Count+1, r.Total+1
 		return r, p.Delay, true, ""
 	case p.Mode == modeDelay && p.Attempts > 0:
-		rest := r.Since.Add(p.Interval).Sub(now)
-		r.Since, r.Count, r.Total = now.Add(rest), 1, r.Total+1
-		return r, max(rest, p.Delay), true, ""
+		left := r.Since.Add(p.Interval).Sub(now) // of the interval
+		r.Since, r.Count, r.Total = now.Add(left), 1, r.Total+1
+		return r, max(left, p.Delay), true, ""
 	case p.Attempts == 0:
 		return r, 0, false, "the restart policy allows no restart"
 	}
