@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"holdfast/host"
+	"holdfast/internal/proc"
 )
 
 // fragile returns a shim that exits at its start while a file exists.
@@ -74,13 +75,25 @@ func TestSwapEndsAStartThatHangs(t *testing.T) {
 	}
 }
 
+// freeze stops the active shim. The signal is sent, and the state follows.
+func (w *env) freeze() (pid int) {
+	w.t.Helper()
+	pid = w.pid()
+	must(w.t, syscall.Kill(pid, syscall.SIGSTOP))
+	w.until("frozen", func(host.ShimState) bool {
+		st, _ := proc.ReadStat(pid)
+		return st.State == 'T'
+	})
+	return pid
+}
+
 // The next shim answers the call that the frozen one had.
 func TestFrozenShimIsStartedAgain(t *testing.T) {
 	t.Parallel()
 	w := newEnv(t)
 	w.config.AnswerTimeout = 3 * time.Second
 	w.open()
-	must(t, syscall.Kill(w.pid(), syscall.SIGSTOP))
+	w.freeze()
 	if _, err := w.host.TaskStarting(w.ctx(), w.task("a")); err != nil {
 		t.Error(err)
 	}
@@ -100,8 +113,7 @@ func TestFrozenShimIsReplaced(t *testing.T) {
 	if s := w.host.ShimState(); s.Swap != nil || !s.Bakes.IsZero() {
 		t.Errorf("at first: %+v", s)
 	}
-	frozen := w.pid()
-	must(t, syscall.Kill(frozen, syscall.SIGSTOP))
+	frozen := w.freeze()
 	call := make(chan error, 1)
 	go func() { _, err := w.host.TaskStarting(w.ctx(), task); call <- err }()
 	next := host.Binary{Path: another(t, w.dir, "next")}
