@@ -70,7 +70,8 @@ func Compatible(a, b registry.Claim) string {
 	return ""
 }
 
-// ownershipsDiffer reports whether one usage would change the owner of the files that the other usage has set.
+// ownershipsDiffer reports whether both usages write and set an owner, group or mode of the files, not the same, and at
+// least one of them recursively. One of them would change what the other has set.
 func ownershipsDiffer(a, b registry.Usage) bool {
 	x, y := a.Ownership, b.Ownership
 	recursive := x.Recursive || y.Recursive

@@ -54,7 +54,8 @@ func (m *Controller) Attach(
 	return nil
 }
 
-// attachable reports whether the volume may be attached at all.
+// attachable reports whether the volume may be attached. An inline volume never is. A volume that the node already uses
+// without an attachment stays as it is.
 func attachable(v registry.Volume, at registry.Attachment, used bool) bool {
 	return !v.Ephemeral && (at.State != registry.MarkNone || !used)
 }
@@ -70,6 +71,7 @@ func (m *Controller) attachment(
 	return at, err
 }
 
+// attach sends ControllerPublishVolume and stores the publish context.
 func (m *Controller) attach(
 	ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, to intent.AttachTo,
 ) error {
@@ -87,12 +89,12 @@ func (m *Controller) attach(
 			attached.Detail = fmt.Sprintf("to node %s", to.ID)
 			return registry.Change{Put: []registry.Record{at}, Events: []registry.Event{attached}}
 		},
-	}, func(ctx context.Context, to registry.InstanceKey) (err error) {
-		if answer, err = m.driver.Attach(ctx, to, request); err != nil {
+	}, func(ctx context.Context, inst registry.InstanceKey) (err error) {
+		if answer, err = m.driver.Attach(ctx, inst, request); err != nil {
 			return err
 		}
 		if err := checkMap("publish context", answer); err != nil {
-			return badResponse(open.RPC, to, registry.ErrInternal, "the plugin's answer cannot be used: %v", err)
+			return badResponse(open.RPC, inst, registry.ErrInternal, "the plugin's answer cannot be used: %v", err)
 		}
 		return nil
 	})
@@ -151,6 +153,8 @@ func (m *Controller) Detach(
 // errDetached means that an earlier executor of the plugin has detached the volume meanwhile.
 var errDetached = errors.New("the volume is detached already")
 
+// detach sends ControllerUnpublishVolume and deletes the record of the attachment. It needs no record of the volume,
+// which may be deregistered.
 func (m *Controller) detach(
 	ctx context.Context, by intent.Caller, at registry.Attachment, then ...registry.Decision,
 ) error {

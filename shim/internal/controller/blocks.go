@@ -29,7 +29,7 @@ var errBlocksIdle = registry.Errorf(registry.ErrUnavailable, "the plugin has sen
 // differ from the base. If a call is cut off, another call continues after the last range. An error of each ends the
 // list and is returned.
 func (s *Snapshots) Blocks(ctx context.Context, q registry.BlockQuery, each func(registry.Blocks) error) error {
-	snap, base, err := s.compared(ctx, q)
+	snap, base, err := s.comparedSnapshots(ctx, q)
 	if err != nil {
 		return err
 	}
@@ -43,13 +43,13 @@ func (s *Snapshots) Blocks(ctx context.Context, q registry.BlockQuery, each func
 		return each(page)
 	}}
 	for try := uint64(1); ; try++ {
-		begun := list.next
+		start := list.next
 		err := s.readBlocks(ctx, snap, base, &list)
-		if list.next > begun {
+		if list.next > start {
 			try = 1
 		}
 		failure, is := errors.AsType[*registry.CallError](err)
-		if list.failed != nil || err == nil || !is || !continues(failure.Code, list.next > begun) {
+		if list.failed != nil || err == nil || !is || !continues(failure.Code, list.next > start) {
 			return err
 		}
 		if !intent.Sleep(ctx, readyBackoff.Delay(try, rand.Float64())) {
@@ -64,8 +64,8 @@ func continues(code string, progress bool) bool {
 	return slices.Contains([]string{"UNAVAILABLE", "ABORTED", "CANCELLED"}, code) || progress && !intent.Answers(code)
 }
 
-// compared returns the snapshots that the query names, after checking that their blocks can be compared.
-func (s *Snapshots) compared(
+// comparedSnapshots returns the snapshots that the query names, after checking that their blocks can be compared.
+func (s *Snapshots) comparedSnapshots(
 	ctx context.Context, q registry.BlockQuery,
 ) (snap, base registry.VolumeSnapshot, err error) {
 	if q.Offset < 0 {
@@ -99,7 +99,7 @@ func (s *Snapshots) readySnapshot(ctx context.Context, name registry.SnapshotNam
 
 // readBlocks makes one call for blocks.
 func (s *Snapshots) readBlocks(ctx context.Context, snap, base registry.VolumeSnapshot, list *blockList) error {
-	inst, err := s.volumes.capable(ctx, snap.Plugin, false, registry.SnapshotMetadata,
+	inst, err := s.volumes.capableController(ctx, snap.Plugin, false, registry.SnapshotMetadata,
 		"plugin %s cannot list the blocks of snapshots (it lacks %s)")
 	if err != nil {
 		return err

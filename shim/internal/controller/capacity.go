@@ -9,7 +9,7 @@ import (
 
 // Capacity asks the plugin's controller for its free space.
 func (m *Controller) Capacity(ctx context.Context, q registry.CapacityQuery) (registry.PluginCapacity, error) {
-	inst, err := m.capable(ctx, q.Plugin, false, registry.GetCapacity,
+	inst, err := m.capableController(ctx, q.Plugin, false, registry.GetCapacity,
 		"plugin %s does not report its capacity (it lacks %s)")
 	if err != nil {
 		return registry.PluginCapacity{}, err

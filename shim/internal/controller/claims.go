@@ -13,7 +13,7 @@ import (
 
 // Claims takes and releases claims.
 type Claims struct {
-	log     registry.State
+	state   registry.State
 	plugins intent.Plugins // the plugins of this node
 	now     func() time.Time
 	// Clustered means that no claim is granted before the cluster has formed.
@@ -23,17 +23,17 @@ type Claims struct {
 	limited chan struct{} // of capacity 1; full while a claim is being taken at a plugin that limits volumes per node
 }
 
-// NewClaims returns the claims in log. The topology and the volume limit of a node are as its plugins report them. now
-// returns the wall time, for display.
-func NewClaims(log registry.State, plugins intent.Plugins, now func() time.Time) *Claims {
-	return &Claims{log: log, plugins: plugins, now: now, limited: make(chan struct{}, 1)}
+// NewClaims returns the claims in state. The topology and the volume limit of a node are as its plugins report them.
+// now returns the wall time, for display.
+func NewClaims(state registry.State, plugins intent.Plugins, now func() time.Time) *Claims {
+	return &Claims{state: state, plugins: plugins, now: now, limited: make(chan struct{}, 1)}
 }
 
 // Claim grants the claim and returns it as stored. Options that the usage leaves empty come from the volume. Repeating
 // a claim returns the stored one. ErrConflict names the holders of the volume, or the state in which it cannot be used.
 // ErrUnsupported means that the volume cannot be used on the node. ErrExhausted means that the node has its maximum of
-// volumes. These two are found only if the node plugin is known. The decisions of first are part of the same commit.
-func (l *Claims) Claim(ctx context.Context, c registry.Claim, first ...registry.Decision) (registry.Claim, error) {
+// volumes. These two are found only if the node plugin is known. The commit also has the decisions before.
+func (l *Claims) Claim(ctx context.Context, c registry.Claim, before ...registry.Decision) (registry.Claim, error) {
 	if node, known := l.plugins.Find(registry.RoleNode, c.Volume.Plugin); known && node.Fingerprint.MaxVolumes > 0 {
 		select {
 		case l.limited <- struct{}{}:
@@ -47,7 +47,7 @@ func (l *Claims) Claim(ctx context.Context, c registry.Claim, first ...registry.
 		taken, change, err = l.take(view, c)
 		return change, err
 	}
-	at, err := l.log.Commit(ctx, append(first, take)...)
+	at, err := l.state.Commit(ctx, append(before, take)...)
 	if err != nil {
 		return registry.Claim{}, err
 	}
@@ -90,7 +90,7 @@ func (l *Claims) Feasible(
 	if err := Check(c.Usage); err != nil {
 		return c, r.add(registry.InfeasibleRequest, "%v", err)
 	}
-	c.Name, c.Usage = volume.VolumeName(), overlay(volume, c.Usage)
+	c.Name, c.Usage = volume.VolumeName(), withVolumeOptions(volume, c.Usage)
 	r.claim = c
 	claims := append(view.Claims(c.Volume), planned...)
 	for _, held := range claims {
@@ -121,21 +121,21 @@ func (l *Claims) Feasible(
 	}
 	r.checkCapability(volume)
 	r.checkCompatible(claims)
-	if node, known := l.find(view, c.Node, c.Volume.Plugin); known && !volume.Ephemeral {
+	if node, known := l.nodeInstance(view, c.Node, c.Volume.Plugin); known && !volume.Ephemeral {
 		r.checkTopology(volume, node)
-		r.checkLimit(view, node, planned, l.here(c.Node))
+		r.checkLimit(view, node, planned, l.isThisNode(c.Node))
 	}
 	return c, r.list
 }
 
-// here reports whether a node is this one.
-func (l *Claims) here(node registry.NodeName) bool { return l.Node == "" || l.Node == node }
+// isThisNode reports whether a node is this one.
+func (l *Claims) isThisNode(node registry.NodeName) bool { return l.Node == "" || l.Node == node }
 
-// find returns the instance of a plugin on a node, for the role node.
-func (l *Claims) find(
+// nodeInstance returns the instance of a node plugin on a node.
+func (l *Claims) nodeInstance(
 	view registry.View, node registry.NodeName, plugin registry.PluginID,
 ) (registry.Instance, bool) {
-	if l.here(node) {
+	if l.isThisNode(node) {
 		return l.plugins.Find(registry.RoleNode, plugin)
 	}
 	other, _ := view.Node(node)
@@ -162,8 +162,8 @@ func (r *refusals) addHeld(holders []registry.Claim, kind registry.InfeasibleKin
 	r.list[len(r.list)-1].Holders = holders
 }
 
-// overlay returns the usage with its empty mount options taken from the volume.
-func overlay(v registry.Volume, u registry.Usage) registry.Usage {
+// withVolumeOptions returns the usage with its empty mount options taken from the volume.
+func withVolumeOptions(v registry.Volume, u registry.Usage) registry.Usage {
 	if u.Attachment != registry.FileSystem {
 		return u
 	}
@@ -223,7 +223,7 @@ func (l *Claims) SettleClaims(context.Context) error { return nil }
 // the claim, and has unstaged it if this is its last claim. Without last, another claim of the node must remain.
 // ErrConflict means that the volume is still attached, or that no other claim remains.
 func (l *Claims) Unclaim(ctx context.Context, key registry.ClaimKey, last bool) (existed bool, err error) {
-	_, err = l.log.Commit(ctx, func(view registry.View) (registry.Change, error) {
+	_, err = l.state.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		change, err := l.UnclaimChange(view, key, last)
 		existed = err == nil && !change.Empty()
 		return change, err
@@ -231,7 +231,7 @@ func (l *Claims) Unclaim(ctx context.Context, key registry.ClaimKey, last bool) 
 	return existed && err == nil, err
 }
 
-// UnclaimChange returns the change that Unclaim commits.
+// UnclaimChange returns the change that Unclaim commits. It is empty if there is no such claim.
 func (l *Claims) UnclaimChange(view registry.View, key registry.ClaimKey, last bool) (registry.Change, error) {
 	claims := view.Claims(key.Volume)
 	at := slices.IndexFunc(claims, func(c registry.Claim) bool { return c.ClaimKey() == key })
@@ -247,7 +247,8 @@ func (l *Claims) UnclaimChange(view registry.View, key registry.ClaimKey, last b
 	}, nil
 }
 
-// checkDetached returns nil if c is not the last claim of its node, or if the volume is no longer attached there.
+// checkDetached returns an ErrConflict if c is the last claim of its node, and the volume is still attached there or
+// last is false.
 func checkDetached(view registry.View, claims []registry.Claim, c registry.Claim, last bool) error {
 	for _, other := range claims {
 		if other.ClaimKey() != c.ClaimKey() && other.Node == c.Node {

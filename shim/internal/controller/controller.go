@@ -58,7 +58,8 @@ func (m *Controller) sendTo(
 	})
 }
 
-// lockVolume takes the locks of the volume's name and key, and returns the volume.
+// lockVolume takes the locks of the volume's name and key, and returns the volume. A volume whose external id is
+// unknown has only the lock of its name.
 func (m *Controller) lockVolume(
 	ctx context.Context, name registry.VolumeName, what string,
 ) (v registry.Volume, unlock func(), err error) {
@@ -92,7 +93,7 @@ func (m *Controller) lockToAlter(ctx context.Context, key registry.VolumeKey, wh
 		var name snapshotName
 		wait := false
 		err = m.State.View(ctx, func(view registry.View) error {
-			name, wait = takenNow(view, key)
+			name, wait = snapshotBeingTaken(view, key)
 			wait = wait && !alterationRuns(view, key)
 			return nil
 		})
@@ -196,6 +197,7 @@ func answered(err error, code string) bool {
 // are accepted because Holdfast only stores them and sends them back.
 const maxMap = 64 << 10
 
+// checkMap returns an ErrInvalid if the map is larger than maxMap. what names the map in the error.
 func checkMap(what string, m map[string]string) error {
 	size := 0
 	for k, v := range m {

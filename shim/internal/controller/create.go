@@ -57,21 +57,21 @@ func (m *Controller) createFor(
 // which commands apply.
 func (m *Controller) adviseRetry(ctx context.Context, name registry.VolumeName, err error) error {
 	var state registry.VolumeState
-	goesOn := false
-	look := m.State.View(context.WithoutCancel(ctx), func(view registry.View) error {
+	retries := false
+	viewErr := m.State.View(context.WithoutCancel(ctx), func(view registry.View) error {
 		if v, found := view.Volume(name); found {
 			state = v.State
-			goesOn = m.unfinishedAtController(view, v)
+			retries = m.unfinishedAtController(view, v)
 		}
 		return nil
 	})
 	switch {
-	case look != nil || state == "":
+	case viewErr != nil || state == "":
 		return err
-	case goesOn && state == registry.VolumeDeleting:
+	case retries && state == registry.VolumeDeleting:
 		return fmt.Errorf("%w; the volume stays %s, and Holdfast retries the deletion in the background: "+
 			"`volume status` shows the progress, `volume deregister` only removes the record", err, state)
-	case goesOn:
+	case retries:
 		return fmt.Errorf("%w; the volume stays %s, and Holdfast retries the creation in the background: "+
 			"`volume status` shows the progress, `volume delete` deletes what was created, "+
 			"`volume deregister` only removes the record", err, state)
@@ -82,6 +82,7 @@ func (m *Controller) adviseRetry(ctx context.Context, name registry.VolumeName, 
 	return err
 }
 
+// creatable returns the spec of a volume to create, or an error if a volume cannot be created from it.
 func creatable(s registry.VolumeSpec) (registry.VolumeSpec, error) {
 	if s.External != "" {
 		return s, registry.Invalid("volume %s names external_id %q; a volume that exists is registered, not created",
@@ -91,6 +92,7 @@ func creatable(s registry.VolumeSpec) (registry.VolumeSpec, error) {
 	return complete(s)
 }
 
+// complete returns the spec with its name filled in, or an error if the spec lacks a field or holds a literal secret.
 func complete(s registry.VolumeSpec) (registry.VolumeSpec, error) {
 	if s.Name == "" {
 		s.Name = string(s.ID)
@@ -148,10 +150,10 @@ func storedLike(view registry.View, want registry.Volume) (registry.Volume, erro
 			"to expand it: %s", v.VolumeName(),
 			display.Command(fmt.Sprintf("holdfast volume expand --namespace=%s --size %d",
 				display.Quote(string(v.Namespace)), want.CapacityMin), string(v.ID)))
-	case !matches(v, want) && differing(v, want) != "":
+	case !matches(v, want) && differingFields(v, want) != "":
 		return v, registry.Errorf(registry.ErrExists, "volume %s exists already (%s), and differs from the file in: "+
 			"%s; to change it: holdfast volume update FILE; for another volume choose another id",
-			v.VolumeName(), origin(v), differing(v, want))
+			v.VolumeName(), origin(v), differingFields(v, want))
 	case !matches(v, want):
 		return v, registry.Errorf(registry.ErrExists,
 			"another volume %s exists already (%s, plugin %s, state %s); "+
@@ -164,9 +166,9 @@ func storedLike(view registry.View, want registry.Volume) (registry.Volume, erro
 	return v, nil
 }
 
-// differing returns the fields in which the file of a volume differs from the volume. It returns an empty string if the
-// file describes a volume of another plugin or origin, or if the volume is not ready.
-func differing(v, want registry.Volume) string {
+// differingFields returns the fields in which the file of a volume differs from the volume. It returns an empty string
+// if the file describes a volume of another plugin or origin, or if the volume is not ready.
+func differingFields(v, want registry.Volume) string {
 	if v.State != registry.VolumeReady || v.Created != want.Created || v.Plugin != want.Plugin {
 		return ""
 	}
@@ -177,12 +179,16 @@ func differing(v, want registry.Volume) string {
 	return strings.Join(slices.Compact(fields), ", ")
 }
 
-// matches reports whether want describes v. The size may be the original size, the size after an expansion, or any size
-// that v already has, because plugins round up.
+// matches reports whether want describes v. The size may be the original one. If v was expanded, or if want asks for
+// more than the original size, any size that v has now is right too. Plugins round sizes up.
 func matches(v, want registry.Volume) bool {
+	if specHash(v) == specHash(want) {
+		return true
+	}
+	expanded := v.Expansion.Done > 0
+	asksForMore := v.Capacity > 0 && want.CapacityMin > v.CapacityMin
 	fits := v.Capacity >= want.CapacityMin && (want.CapacityMax == 0 || v.Capacity <= want.CapacityMax)
-	has := v.Expansion.Done > 0 || v.Capacity > 0 && want.CapacityMin > v.CapacityMin
-	return specHash(v) == specHash(want) || has && fits && matchesExceptSize(v, want)
+	return (expanded || asksForMore) && fits && matchesExceptSize(v, want)
 }
 
 // matchesExceptSize reports whether want equals v apart from the size.
@@ -201,8 +207,8 @@ func origin(v registry.Volume) string {
 // attempt says how CreateVolume is sent.
 type attempt struct {
 	policy intent.Policy
-	again  time.Duration // the delay until Run repeats a call whose outcome is uncertain
-	from   registry.Origin
+	again  time.Duration   // the delay until Run repeats a call whose outcome is uncertain, for display
+	from   registry.Origin // the create block of a job; zero: none
 }
 
 // create sends CreateVolume until its outcome is certain or its policy gives up. It stores the record before the call.
@@ -294,7 +300,7 @@ func (m *Controller) newRecord(
 			VolumeSpec: spec, State: registry.VolumeCreating, Created: true, Since: m.Now(),
 			Unattached: !inst.Fingerprint.Has(registry.AttachDetach), Origin: from,
 		}
-		if v.Node, err = m.place(inst, spec); err != nil {
+		if v.Node, err = m.nodeFor(inst, spec); err != nil {
 			return err
 		}
 		if err = m.checkRequired(inst, spec); err == nil {
@@ -305,8 +311,9 @@ func (m *Controller) newRecord(
 	return v, err
 }
 
-// place returns the node of a new volume: this node if the plugin has controller_scope = "node", otherwise none.
-func (m *Controller) place(inst registry.Instance, s registry.VolumeSpec) (registry.NodeName, error) {
+// nodeFor returns the node of a new volume: this node if the plugin has controller_scope = "node", otherwise none. It
+// returns an ErrInvalid if the spec names another node, or names one although the plugin makes volumes for all nodes.
+func (m *Controller) nodeFor(inst registry.Instance, s registry.VolumeSpec) (registry.NodeName, error) {
 	own := m.node.Name()
 	switch {
 	case inst.Local() && (s.Node == "" || s.Node == own):
@@ -354,8 +361,8 @@ func checkCreator(inst registry.Instance, s registry.VolumeSpec) error {
 	return intent.Supports(inst, usagesOf(s)...)
 }
 
-// createRequest returns the request. Its size is at least that of the source, as many plugins refuse a copy without a
-// size.
+// createRequest returns the request. A copy without capacity_min asks for the size of its source, because many plugins
+// refuse a copy without a size. Topology is sent only to a plugin that supports it.
 func createRequest(inst registry.Instance, s registry.Volume) csi.CreateRequest {
 	r := csi.CreateRequest{
 		Name: s.Name, CapacityMin: cmp.Or(s.CapacityMin, s.SourceSize), CapacityMax: s.CapacityMax,

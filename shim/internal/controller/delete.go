@@ -25,7 +25,7 @@ func (m *Controller) Delete(ctx context.Context, call registry.Call, name regist
 		return err
 	}
 	if v.State == registry.VolumeCreating || v.State == registry.VolumeUncertain {
-		v, err = m.settle(ctx, call, v, attempt{policy: intent.PolicyOf(registry.CreateVolumeRPC),
+		v, err = m.settleCreation(ctx, call, v, attempt{policy: intent.PolicyOf(registry.CreateVolumeRPC),
 			again: resumeBackoff.First})
 	}
 	if err == nil && v.State != "" {
@@ -54,6 +54,7 @@ func (m *Controller) deletable(ctx context.Context, name registry.VolumeName) (v
 	return v, err
 }
 
+// mayDelete returns the stored volume, and an error if it must not be deleted. local is as in checkUnused.
 func mayDelete(view registry.View, name registry.VolumeName, local []string) (registry.Volume, error) {
 	v, found := view.Volume(name)
 	if !found {
@@ -73,12 +74,12 @@ func mayDelete(view registry.View, name registry.VolumeName, local []string) (re
 	return v, checkUnused(view, v, local, "deleted")
 }
 
-// settle determines the outcome of a creation that left no usable volume. If the external id is unknown, it repeats
-// CreateVolume. If the plugin has no such volume, it returns the zero volume.
-func (m *Controller) settle(
+// settleCreation determines the outcome of a creation that left no usable volume. If the external id is unknown, or a
+// call is open, it repeats CreateVolume. If the plugin has no such volume, it returns the zero volume.
+func (m *Controller) settleCreation(
 	ctx context.Context, call registry.Call, v registry.Volume, how attempt,
 ) (registry.Volume, error) {
-	if named, err := m.hasExternalID(ctx, v.VolumeName()); err != nil || named {
+	if settled, err := m.creationSettled(ctx, v.VolumeName()); err != nil || settled {
 		return v, err
 	}
 	err := m.create(ctx, call, v.VolumeSpec, how)
@@ -86,7 +87,7 @@ func (m *Controller) settle(
 		if _, gone := m.volume(ctx, v.VolumeName()); errors.Is(gone, registry.ErrNotFound) {
 			return registry.Volume{}, nil // certainly refused
 		}
-		if named, look := m.hasExternalID(ctx, v.VolumeName()); look != nil || !named {
+		if settled, viewErr := m.creationSettled(ctx, v.VolumeName()); viewErr != nil || !settled {
 			return v, fmt.Errorf("the volume may exist, but its plugin has not reported an id; "+
 				"`volume deregister` removes the record: %w", err)
 		}
@@ -94,14 +95,14 @@ func (m *Controller) settle(
 	return m.volume(ctx, v.VolumeName())
 }
 
-// hasExternalID reports whether the external id of the volume is known and no call for it is open.
-func (m *Controller) hasExternalID(ctx context.Context, name registry.VolumeName) (named bool, err error) {
+// creationSettled reports whether the external id of the volume is known, and no call for the volume is open.
+func (m *Controller) creationSettled(ctx context.Context, name registry.VolumeName) (settled bool, err error) {
 	err = m.State.View(ctx, func(view registry.View) error {
 		v, _ := view.Volume(name)
-		named = v.External != "" && len(openIntents(view, v)) == 0
+		settled = v.External != "" && len(openIntents(view, v)) == 0
 		return nil
 	})
-	return named, err
+	return settled, err
 }
 
 // delete sends DeleteVolume until its outcome is certain or its policy gives up. again has the meaning of
@@ -115,7 +116,8 @@ func (m *Controller) delete(
 		return err
 	}
 	defer unlock()
-	_, err = m.capable(ctx, v.Plugin, true, registry.CreateDelete, "plugin %s cannot delete volumes (it lacks %s)")
+	_, err = m.capableController(ctx, v.Plugin, true, registry.CreateDelete,
+		"plugin %s cannot delete volumes (it lacks %s)")
 	if err != nil {
 		return err
 	}

@@ -58,7 +58,7 @@ func (m *Controller) DetachOrAbandon(
 		return err
 	}
 	if local, err := m.usesAt(ctx, at); err != nil || len(local) > 0 {
-		return errors.Join(err, usedBy(at, local))
+		return errors.Join(err, errInUse(at, local))
 	}
 	why := m.whyNoController(k.Volume.Plugin)
 	if why == "" {
@@ -68,9 +68,10 @@ func (m *Controller) DetachOrAbandon(
 			by.RetryUntil = time.Now().Add(detachRound)
 			err = m.Detach(ctx, by, k.Volume, k.Node)
 		}
-		if now, look := m.attachment(ctx, k.Volume, k.Node); ctx.Err() != nil || err == nil && look == nil &&
-			now.State == registry.MarkNone {
-			return errors.Join(err, look)
+		now, viewErr := m.attachment(ctx, k.Volume, k.Node)
+		detached := err == nil && viewErr == nil && now.State == registry.MarkNone
+		if detached || ctx.Err() != nil {
+			return errors.Join(err, viewErr)
 		}
 		why = fmt.Sprint(err)
 	}
@@ -132,7 +133,7 @@ func (m *Controller) abandoned(at registry.Attachment, why string) registry.Even
 
 // DetachVolume takes down attachments of a volume that is not in use: of one node, or of all nodes if node is empty.
 // For another node, this node has no evidence that the volume is unmounted there. So the host has to fence that node
-// first (Fence), or f.Confirm has to be the ID of the volume. The confirmation also skips a call whose plugin is gone.
+// first (Fence), or f.Confirm has to be the ID of the volume. With the confirmation, a detach that fails is skipped.
 // ErrNotFound: there is no such attachment. ErrConflict names the users. ErrDenied says what may be lost without a
 // fence or a confirmation.
 //
@@ -252,7 +253,7 @@ func (m *Controller) AttachmentsOf(
 func (m *Controller) checkDetachable(ctx context.Context, at registry.Attachment) error {
 	users, busy, err := m.usersAt(ctx, at)
 	if err == nil {
-		err = usedBy(at, append(users, busy...))
+		err = errInUse(at, append(users, busy...))
 	}
 	return err
 }
@@ -276,8 +277,8 @@ func (m *Controller) usersAt(ctx context.Context, at registry.Attachment) (users
 	return users, busy, err
 }
 
-// usedBy returns an ErrConflict if there are users.
-func usedBy(at registry.Attachment, users []string) error {
+// errInUse returns an ErrConflict if there are users.
+func errInUse(at registry.Attachment, users []string) error {
 	if len(users) == 0 {
 		return nil
 	}
@@ -287,8 +288,9 @@ func usedBy(at registry.Attachment, users []string) error {
 
 func (m *Controller) ofOtherNode(at registry.Attachment) bool { return at.Node != m.node.Name() }
 
-// takeDown takes down an attachment whose record says Detaching. If that has certainly failed, or if the volume is in
-// use again, takeDown clears Detaching. fenced: the caller has just fenced the node.
+// takeDown takes down an attachment whose record says Detaching. If the detach has certainly failed, if the record is
+// damaged, or if the volume is in use again, takeDown clears Detaching. If Detaching was cleared before, it returns an
+// ErrConflict. fenced: the caller has just fenced the node.
 func (m *Controller) takeDown(
 	ctx context.Context, by intent.Caller, k registry.AttachmentKey, fenced bool,
 ) error {
@@ -310,9 +312,9 @@ func (m *Controller) takeDown(
 	case err != nil:
 		return err
 	case len(users) > 0:
-		return errors.Join(usedBy(at, users), m.keepAttached(ctx, k))
+		return errors.Join(errInUse(at, users), m.keepAttached(ctx, k))
 	case len(busy) > 0:
-		return usedBy(at, busy)
+		return errInUse(at, busy)
 	case !fenced:
 		err = m.fence(ctx, at, at.Detaching.Confirmed)
 	}
@@ -365,8 +367,8 @@ func (m *Controller) resumeDetach(ctx context.Context, name registry.VolumeName)
 			break
 		}
 	}
-	left, look := m.detaching(ctx, name)
-	return look == nil && len(left) == 0, err
+	left, viewErr := m.detaching(ctx, name)
+	return viewErr == nil && len(left) == 0, err
 }
 
 // detaching returns the attachments of a volume that this node is to take down; if name is zero, those of all volumes.

@@ -143,7 +143,7 @@ func (m *Controller) lockAndExpand(
 	if err != nil {
 		return err
 	}
-	if v, err = m.afterModification(ctx, v); err != nil {
+	if v, err = m.settleModification(ctx, v); err != nil {
 		return err
 	}
 	v, tried, err := m.finishEarlierExpansion(ctx, by, v, want, mode)
@@ -171,8 +171,9 @@ func (m *Controller) lockAndExpand(
 	return m.checkNotRefused(ctx, name, want)
 }
 
-// afterModification returns the volume after an open ControllerModifyVolume has a certain outcome.
-func (m *Controller) afterModification(ctx context.Context, v registry.Volume) (registry.Volume, error) {
+// settleModification repeats an open ControllerModifyVolume until its outcome is certain, and returns the volume as it
+// is then.
+func (m *Controller) settleModification(ctx context.Context, v registry.Volume) (registry.Volume, error) {
 	open, err := m.openRPC(ctx, v)
 	if err != nil || open != registry.ControllerModifyRPC {
 		return v, err
@@ -271,7 +272,7 @@ func (m *Controller) expandController(
 				return registry.Change{}
 			}
 			switch {
-			case err.Code == "OK":
+			case err.Code == "OK": // the answer has another size than requested
 				v.Expansion = before.Closed()
 				v = m.resized(v, answer)
 			case vague || !clean && intent.RejectsCall(err.Code):

@@ -66,9 +66,11 @@ func (m *Controller) eachExternal(
 	return err
 }
 
-// lister returns the plugin's controller if the plugin can and may be asked for its volumes.
+// lister waits for the plugin's controller. ErrUnsupported: the plugin cannot list its volumes, must not be asked
+// (list_volumes = false), or died while it listed them.
 func (m *Controller) lister(ctx context.Context, id registry.PluginID) (registry.Instance, error) {
-	inst, err := m.capable(ctx, id, false, registry.ListVolumes, "plugin %s cannot list volumes (it lacks %s)")
+	inst, err := m.capableController(ctx, id, false, registry.ListVolumes,
+		"plugin %s cannot list volumes (it lacks %s)")
 	if err != nil {
 		return inst, err
 	}

@@ -72,7 +72,7 @@ func (m *Controller) unclaimLost(
 	return change, nil
 }
 
-// lostAttachment returns the attachment of the volume to the node that stores it, if that node is lost.
+// lostAttachment returns the attachment of the volume to the node that stores it if that node is lost, else nothing.
 func lostAttachment(view registry.View, v registry.Volume) (list []registry.Attachment) {
 	at, found := view.Attachment(registry.AttachmentKey{Volume: v.VolumeKey(), Node: v.Node})
 	if _, lost := isLost(view, v.Node); lost && found {

@@ -70,7 +70,7 @@ func (m *Controller) checkModify(ctx context.Context, v registry.Volume, paramet
 	if err := checkMap("set of mutable parameters", parameters); err != nil {
 		return err
 	}
-	_, err := m.capable(ctx, v.Plugin, v.Created, registry.ModifyVolume, lacksModify)
+	_, err := m.capableController(ctx, v.Plugin, v.Created, registry.ModifyVolume, lacksModify)
 	return err
 }
 

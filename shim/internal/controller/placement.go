@@ -55,8 +55,8 @@ func (r *refusals) checkLimit(view registry.View, node registry.Instance, planne
 		r.claim.Volume.Plugin, limit, r.claim.Node, len(placed), strings.Join(texts, ", "))
 }
 
-// placed is a volume that counts against the limit of a node.
-type placed struct {
+// placedVolume is a volume that counts against the limit of a node.
+type placedVolume struct {
 	name   string
 	claims []registry.Claim
 	users  []string // for people
@@ -67,11 +67,11 @@ type placed struct {
 // controller publishes them. here means that the node is this one: only its stagings are known.
 func placedOn(
 	view registry.View, plugin registry.PluginID, node registry.NodeName, planned []registry.Claim, here bool,
-) map[registry.VolumeKey]*placed {
-	all := map[registry.VolumeKey]*placed{}
-	at := func(key registry.VolumeKey, name string, user string) *placed {
+) map[registry.VolumeKey]*placedVolume {
+	all := map[registry.VolumeKey]*placedVolume{}
+	count := func(key registry.VolumeKey, name string, user string) *placedVolume {
 		if all[key] == nil {
-			all[key] = &placed{name: name}
+			all[key] = &placedVolume{name: name}
 		}
 		p := all[key]
 		if user != "" && !slices.Contains(p.users, user) {
@@ -87,29 +87,29 @@ func placedOn(
 		if alloc, known := view.Alloc(c.Alloc); known && alloc.Job != "" {
 			user += " of job " + alloc.Job
 		}
-		p := at(c.Volume, c.Name.String(), user)
+		p := count(c.Volume, c.Name.String(), user)
 		p.claims = append(p.claims, c)
 	}
 	for _, a := range view.AttachmentsAt(plugin) {
 		if a.Node == node {
-			at(a.Volume, a.Name.String(), "")
+			count(a.Volume, a.Name.String(), "")
 		}
 	}
 	for _, s := range view.StagingsAt(plugin) {
 		if here && s.State != registry.MarkNone {
-			at(s.Volume, s.Name.String(), "")
+			count(s.Volume, s.Name.String(), "")
 		}
 	}
 	for _, u := range view.EndpointUsesAt(plugin) {
 		if u.Node == node && u.Target != "" {
-			at(u.Volume, fmt.Sprintf("%q", u.Volume.External), "a client of the CSI endpoint")
+			count(u.Volume, fmt.Sprintf("%q", u.Volume.External), "a client of the CSI endpoint")
 		}
 	}
 	return all
 }
 
 // String names the volume and its users.
-func (p *placed) String() string {
+func (p *placedVolume) String() string {
 	if len(p.users) == 0 {
 		return p.name + " (being released)"
 	}

@@ -11,8 +11,8 @@ import (
 )
 
 // Provide returns the volume of a create block. If the volume does not exist, Provide creates it, after it has
-// completed the deletion of an earlier one. A ready volume is returned as it is. ErrConflict: the volume belongs to
-// another plugin, or another request is still creating it.
+// completed the deletion of an earlier one. A ready volume is returned as it is, as is a volume of another origin that
+// is not ready, which Claim refuses. ErrConflict: the volume belongs to another plugin.
 func (m *Controller) Provide(
 	ctx context.Context, call registry.Call, spec registry.VolumeSpec, from registry.Origin,
 ) (registry.Volume, error) {
@@ -30,7 +30,7 @@ func (m *Controller) Provide(
 				return v, err
 			}
 		case v.State == registry.VolumeReady || v.Origin != from:
-			return v, nil // if the volume is not ready, Claim refuses it
+			return v, nil
 		default:
 			return m.createFor(ctx, call, v.VolumeSpec, from)
 		}
@@ -47,7 +47,7 @@ func (m *Controller) FeasibleCreate(view registry.View, s registry.VolumeSpec) [
 	}
 	if inst, found := m.Plugins.Find(registry.RoleController, s.Plugin); found {
 		add(registry.InfeasibleUnsupported, checkCreator(inst, s))
-		s.Node, _ = m.place(inst, s)
+		s.Node, _ = m.nodeFor(inst, s)
 	}
 	_, _, err := sourceOf(view, s)
 	add(registry.InfeasibleNotReady, err)
@@ -85,7 +85,7 @@ func (m *Controller) Discard(
 func (m *Controller) deleteUnfinished(
 	ctx context.Context, call registry.Call, v registry.Volume, wait time.Duration,
 ) error {
-	v, err := m.settle(ctx, call, v, attempt{policy: singleTry(registry.CreateVolumeRPC), again: wait})
+	v, err := m.settleCreation(ctx, call, v, attempt{policy: singleTry(registry.CreateVolumeRPC), again: wait})
 	if err != nil || v.State == "" {
 		return err
 	}

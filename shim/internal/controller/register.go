@@ -60,7 +60,8 @@ func (m *Controller) registerNew(ctx context.Context, v registry.Volume) error {
 }
 
 // confirm checks with the controller that the volume exists and has the capabilities. It returns the node that has the
-// volume.
+// volume (nodeFor). If the plugin has no controller, or its controller does not implement ValidateVolumeCapabilities,
+// the volume is not checked.
 func (m *Controller) confirm(ctx context.Context, s registry.VolumeSpec) (node registry.NodeName, err error) {
 	inst, err := m.awaitController(ctx, s.Plugin, false)
 	if err == nil && len(s.Mutable) > 0 && !inst.Fingerprint.Has(registry.ModifyVolume) {
@@ -68,7 +69,7 @@ func (m *Controller) confirm(ctx context.Context, s registry.VolumeSpec) (node r
 			registry.ModifyVolume)
 	}
 	if err == nil {
-		node, err = m.place(inst, s)
+		node, err = m.nodeFor(inst, s)
 	}
 	if err != nil || inst.Role != registry.RoleController {
 		return node, err
@@ -102,6 +103,7 @@ func (m *Controller) confirm(ctx context.Context, s registry.VolumeSpec) (node r
 	return node, nil
 }
 
+// register stores the record of a registered volume, unless the same volume is stored already.
 func (m *Controller) register(ctx context.Context, v registry.Volume) error {
 	_, err := m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		old, err := storedLike(view, v)
@@ -117,9 +119,9 @@ func (m *Controller) register(ctx context.Context, v registry.Volume) error {
 			return registry.Change{}, err
 		}
 		change := registry.Change{}
-		if made, found := view.Deregistered(v.VolumeKey()); found {
+		if created, found := view.Deregistered(v.VolumeKey()); found { // Holdfast created the volume
 			v.Made = true
-			change.Delete = []registry.Key{made.Key()}
+			change.Delete = []registry.Key{created.Key()}
 		}
 		change.Put = []registry.Record{v}
 		change.Events = []registry.Event{m.event(registry.EventVolumeRegistered, v, "")}
@@ -129,7 +131,8 @@ func (m *Controller) register(ctx context.Context, v registry.Volume) error {
 }
 
 // Deregister removes the record of the volume without a call to its plugin, where the volume continues to exist. It
-// returns ErrConflict while the volume is in use or a call for it is under way.
+// returns ErrConflict while the volume is in use, or if an operation on it runs for longer than busyWait. An open call
+// that no operation repeats now is given up.
 func (m *Controller) Deregister(ctx context.Context, name registry.VolumeName) error {
 	unlock, err := m.lockBriefly(ctx, name, name)
 	if err != nil {
@@ -162,7 +165,7 @@ func (m *Controller) lockBriefly(
 	defer cancel()
 	unlock, err = m.Locks.Lock(limited, k, "its deregistration")
 	if errors.Is(err, errBusy) {
-		return nil, m.busy(ctx, name, err)
+		return nil, m.busyError(ctx, name, err)
 	}
 	return unlock, err
 }
@@ -172,8 +175,8 @@ const busyWait = time.Second
 
 var errBusy = errors.New("the operation has not ended yet")
 
-// busy returns the error why the volume cannot be deregistered, with the open calls.
-func (m *Controller) busy(ctx context.Context, name registry.VolumeName, why error) error {
+// busyError returns the error why the volume cannot be deregistered, with the open calls.
+func (m *Controller) busyError(ctx context.Context, name registry.VolumeName, why error) error {
 	open := ""
 	err := m.State.View(ctx, func(view registry.View) error {
 		v, _ := view.Volume(name)
@@ -197,6 +200,8 @@ func openIntents(view registry.View, v registry.Volume) (open []registry.Intent)
 	return open
 }
 
+// deregister deletes the record of the volume and its open intents. If the node that stores the volume is lost, it also
+// deletes the attachment to that node. The caller holds the volume's locks.
 func (m *Controller) deregister(ctx context.Context, name registry.VolumeName, local []string) error {
 	_, err := m.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
 		v, found := view.Volume(name)

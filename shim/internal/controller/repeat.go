@@ -29,6 +29,7 @@ func withNode(node registry.NodeName, late registry.LateCall) registry.LateCall 
 	return late
 }
 
+// lateSnapshot returns the call for the current state of the snapshot as a late call.
 func lateSnapshot(snap registry.VolumeSnapshot) registry.LateCall {
 	rpc := changingRPC(snap)
 	return registry.LateCall{Plugin: snap.Plugin, For: nameOf(snap.SnapshotSpec).String(), RPC: rpc,

@@ -84,7 +84,7 @@ func (m *Controller) tryVolume(
 	default:
 		err = m.resumeAlteration(ctx, v)
 	}
-	if _, found, look := m.unfinishedOne(ctx, name); look == nil && !found {
+	if _, found, viewErr := m.unfinishedOne(ctx, name); viewErr == nil && !found {
 		return true, nil // a certain failure has its own event
 	}
 	return false, err

@@ -74,9 +74,9 @@ func (m *Controller) awaitController(
 	return inst, err
 }
 
-// capable is awaitController for a controller with the capability. lacks is the format of the error of a plugin without
-// it. Its operands are the plugin and the capability.
-func (m *Controller) capable(
+// capableController is awaitController for a controller with the capability. lacks is the format of the error of a
+// plugin without it. Its operands are the plugin and the capability.
+func (m *Controller) capableController(
 	ctx context.Context, id registry.PluginID, certain bool, c registry.Capability, lacks string,
 ) (registry.Instance, error) {
 	inst, err := m.awaitController(ctx, id, certain)

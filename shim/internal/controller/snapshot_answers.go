@@ -180,12 +180,12 @@ func (s *Snapshots) storeTaken(
 	ctx context.Context, snap, next registry.VolumeSnapshot, rpc registry.RPC, failure *registry.CallError, fresh bool,
 ) (*registry.VolumeSnapshot, error) {
 	if failure == nil {
-		return s.store(ctx, snap, next, s.progress(snap, next), nil)
+		return s.store(ctx, snap, next, s.successEvents(snap, next), nil)
 	}
 	next.Failure = registry.Failure{RPC: rpc, Code: failure.Code, Detail: failure.Detail, Since: s.volumes.Now()}
 	detail := failure.Code + ": " + failure.Detail
 	switch {
-	case remains(rpc, snap, failure):
+	case keepsState(rpc, snap, failure):
 		return s.store(ctx, snap, next, nil, failure)
 	case fresh && failure.Code != "OK":
 		return nil, errors.Join(failure, s.remove(ctx, snap, s.event(registry.EventSnapshotFailed, snap, detail)))
@@ -194,8 +194,9 @@ func (s *Snapshots) storeTaken(
 	return s.store(ctx, snap, next, []registry.Event{s.event(registry.EventSnapshotFailed, next, detail)}, failure)
 }
 
-// remains reports whether a snapshot that is being taken keeps its state after a failure, so that the call is repeated.
-func remains(rpc registry.RPC, snap registry.VolumeSnapshot, failure *registry.CallError) bool {
+// keepsState reports whether a snapshot that is being taken keeps its state after a failure, so that the call is
+// repeated.
+func keepsState(rpc registry.RPC, snap registry.VolumeSnapshot, failure *registry.CallError) bool {
 	switch {
 	case failure.Code == "OK": // the answer cannot be used
 		return false
@@ -207,8 +208,8 @@ func remains(rpc registry.RPC, snap registry.VolumeSnapshot, failure *registry.C
 	return intent.RejectsCall(failure.Code) && snap.ModifyIndex != snap.CreateIndex
 }
 
-// progress returns the events of a success.
-func (s *Snapshots) progress(was, is registry.VolumeSnapshot) (events []registry.Event) {
+// successEvents returns the events of a success.
+func (s *Snapshots) successEvents(was, is registry.VolumeSnapshot) (events []registry.Event) {
 	if was.External == "" {
 		events = append(events, s.event(registry.EventSnapshotTaken, is, ""))
 	}

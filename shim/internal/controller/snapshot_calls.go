@@ -41,9 +41,10 @@ func (r snapshotRef) find(view registry.View) (snap registry.VolumeSnapshot, fou
 // work is the operation that a caller wants on one snapshot.
 type work struct {
 	snapshotRef
-	op     registry.OperationID // the ID that the host gave; empty: none
-	wanted func(registry.VolumeSnapshot) bool
-	fresh  registry.Seq // ModifyIndex of the record as the caller stored it; 0: the caller has sent a call since
+	op     registry.OperationID               // the ID that the host gave; empty: none
+	wanted func(registry.VolumeSnapshot) bool // reports whether the snapshot needs no further call
+	// ModifyIndex of the record as the caller stored it; 0: the caller stored no record, or has sent a call since
+	fresh registry.Seq
 }
 
 // isFresh reports whether neither this caller nor Run has sent a call for the current state of the snapshot.
@@ -206,13 +207,13 @@ func policyRPC(rpc registry.RPC) registry.RPC {
 // without a lock.
 func (s *Snapshots) step(ctx context.Context, w *work) (done bool, err error) {
 	var snap registry.VolumeSnapshot
-	look := func(view registry.View) error {
+	read := func(view registry.View) error {
 		var found bool
 		snap, found = w.find(view)
 		done = !found || w.wanted(snap)
 		return nil
 	}
-	if err := s.volumes.State.View(ctx, look); err != nil || done {
+	if err := s.volumes.State.View(ctx, read); err != nil || done {
 		return done, err
 	}
 	inst, err := s.snapshotter(ctx, snap)
@@ -233,7 +234,7 @@ func (s *Snapshots) step(ctx context.Context, w *work) (done bool, err error) {
 		wait = slices.ContainsFunc(snap.VolumeKeys(), func(key registry.VolumeKey) bool {
 			return alterationRuns(view, key)
 		})
-		return look(view)
+		return read(view)
 	})
 	if err != nil || done || wait && snap.State == registry.SnapshotCreating {
 		return done, err
@@ -272,12 +273,12 @@ func alterationRuns(view registry.View, key registry.VolumeKey) bool {
 	return found && open.RPC.Alters() && intent.MayRun(open)
 }
 
-// takenNow returns a snapshot of the volume whose creation may still run at the plugin. The shim that sent the call may
-// have died before the plugin answered.
-func takenNow(view registry.View, key registry.VolumeKey) (name snapshotName, found bool) {
+// snapshotBeingTaken returns a snapshot of the volume whose creation may still run at the plugin. The shim that sent
+// the call may have died before the plugin answered.
+func snapshotBeingTaken(view registry.View, key registry.VolumeKey) (name snapshotName, found bool) {
 	for _, snap := range view.SnapshotRecords() {
-		runs := !intent.Answers(snap.Failure.Code) || snap.Failure.Code == "ABORTED"
-		if snap.State == registry.SnapshotCreating && runs && slices.Contains(snap.VolumeKeys(), key) {
+		mayRun := !intent.Answers(snap.Failure.Code) || snap.Failure.Code == "ABORTED"
+		if snap.State == registry.SnapshotCreating && mayRun && slices.Contains(snap.VolumeKeys(), key) {
 			return nameOf(snap.SnapshotSpec), true
 		}
 	}

@@ -38,7 +38,7 @@ func (l *listSize) add(entry any) error {
 func (s *Snapshots) ListAtPlugin(
 	ctx context.Context, id registry.PluginID, volume registry.ExternalID,
 ) (list []registry.VolumeSnapshot, err error) {
-	inst, err := s.volumes.capable(ctx, id, false, registry.ListSnapshots,
+	inst, err := s.volumes.capableController(ctx, id, false, registry.ListSnapshots,
 		"plugin %s cannot list snapshots (it lacks %s)")
 	if err != nil {
 		return nil, err

@@ -41,7 +41,8 @@ func (s *Snapshots) Create(
 	}
 	w := &work{snapshotRef: snapshotRef{name: nameOf(spec)}, op: call.ID, wanted: finished}
 	created, isNew, err := s.storeNew(ctx, spec)
-	if w.created = created; isNew {
+	w.created = created
+	if isNew {
 		w.fresh = created
 	}
 	if err == nil {
@@ -56,9 +57,9 @@ func (s *Snapshots) Create(
 
 // advise adds to the error of a call for a snapshot what Holdfast does next, and which commands apply.
 func (s *Snapshots) advise(ctx context.Context, ref snapshotRef, err error) error {
-	snap, look := s.snapshot(context.WithoutCancel(ctx), ref.name)
+	snap, viewErr := s.snapshot(context.WithoutCancel(ctx), ref.name)
 	command := ref.name.command()
-	if err == nil || look != nil || snap.CreateIndex != ref.created {
+	if err == nil || viewErr != nil || snap.CreateIndex != ref.created {
 		return err
 	}
 	switch snap.State {
@@ -83,7 +84,7 @@ func (s *Snapshots) storeNew(
 ) (created registry.Seq, isNew bool, err error) {
 	name := nameOf(spec)
 	var snap registry.VolumeSnapshot
-	look := func(view registry.View) (err error) {
+	read := func(view registry.View) (err error) {
 		old, found := name.find(view)
 		if created, isNew = old.CreateIndex, !found; found {
 			return checkSameSpec(view, old, spec)
@@ -91,14 +92,14 @@ func (s *Snapshots) storeNew(
 		snap, err = newSnapshot(view, spec)
 		return err
 	}
-	if err := s.volumes.State.View(ctx, look); err != nil || !isNew {
+	if err := s.volumes.State.View(ctx, read); err != nil || !isNew {
 		return created, false, err
 	}
 	if _, err := s.snapshotter(ctx, snap); err != nil {
 		return 0, false, err
 	}
 	_, err = registry.Ensure(ctx, s.volumes.State, func(view registry.View) (_ registry.Change, err error) {
-		if err := look(view); err != nil || !isNew {
+		if err := read(view); err != nil || !isNew {
 			return registry.Change{}, err
 		}
 		snap.Since = s.volumes.Now()
@@ -108,8 +109,8 @@ func (s *Snapshots) storeNew(
 		return registry.Change{Put: []registry.Record{snap}}, nil
 	})
 	if err == nil && isNew {
-		snap, look := s.snapshot(ctx, name)
-		created, err = snap.CreateIndex, look
+		snap, viewErr := s.snapshot(ctx, name)
+		created, err = snap.CreateIndex, viewErr
 	}
 	return created, isNew, err
 }
@@ -304,7 +305,7 @@ func (s *Snapshots) beginDeletion(ctx context.Context, ref snapshotRef) (fresh r
 		case !found || snap.State == registry.SnapshotDeleting:
 			return registry.Change{}, nil
 		case !ref.name.group && snap.Group != "":
-			return registry.Change{}, inGroup(view, snap)
+			return registry.Change{}, errInGroup(view, snap)
 		case snap.External == "":
 			return registry.Change{}, withoutExternalID(registry.Errorf(registry.ErrConflict, "%s: %s",
 				snap.Failure.Code, snap.Failure.Detail))
@@ -334,9 +335,9 @@ func (s *Snapshots) beginDeletion(ctx context.Context, ref snapshotRef) (fresh r
 	return at, nil
 }
 
-// inGroup returns the error of an operation on a member of a group, which is possible for the whole group only (CSI
+// errInGroup returns the error of an operation on a member of a group, which is possible for the whole group only (CSI
 // DeleteSnapshot).
-func inGroup(view registry.View, snap registry.VolumeSnapshot) error {
+func errInGroup(view registry.View, snap registry.VolumeSnapshot) error {
 	for _, group := range view.GroupSnapshots() {
 		if group.Plugin == snap.Plugin && group.External == snap.Group {
 			return registry.Errorf(registry.ErrConflict, "it belongs to %s and goes with it only; "+
@@ -369,7 +370,7 @@ func (s *Snapshots) deregister(ctx context.Context, name snapshotName) error {
 		case !found:
 			return registry.Change{}, name.errUnknown()
 		case view.Get(snap.Key()) == nil:
-			return registry.Change{}, inGroup(view, snap)
+			return registry.Change{}, errInGroup(view, snap)
 		}
 		change := registry.Change{Delete: []registry.Key{snap.Key()}, Events: []registry.Event{
 			s.event(registry.EventSnapshotDeregistered, snap, "its plugin was not asked to delete it")}}
@@ -383,13 +384,14 @@ func (s *Snapshots) deregister(ctx context.Context, name snapshotName) error {
 	return err
 }
 
-// snapshotter returns the active controller of the snapshot's plugin if it supports this kind of snapshot.
+// snapshotter waits for the active controller of the snapshot's plugin. ErrUnsupported: the controller does not support
+// this kind of snapshot.
 func (s *Snapshots) snapshotter(ctx context.Context, snap registry.VolumeSnapshot) (registry.Instance, error) {
 	needs, lacks := registry.CreateSnapshot, "plugin %s cannot make or delete snapshots (it lacks %s)"
 	if snap.IsGroup() {
 		needs, lacks = registry.GroupSnapshots, "plugin %s cannot make or delete group snapshots (it lacks %s)"
 	}
-	return s.volumes.capable(ctx, snap.Plugin, false, needs, lacks)
+	return s.volumes.capableController(ctx, snap.Plugin, false, needs, lacks)
 }
 
 // snapshot returns the stored snapshot of that name.

@@ -23,7 +23,7 @@ func sourceOf(view registry.View, s registry.VolumeSpec) (from registry.Source, 
 			"clone_id names volume %s, which belongs to plugin %s; a plugin clones only its own volumes",
 			name, volume.Plugin)
 	case volume.Node != "" && volume.Node != s.Node:
-		return from, 0, onOtherNode("clone_id names volume "+name.String(), volume.Node, s)
+		return from, 0, errOnOtherNode("clone_id names volume "+name.String(), volume.Node, s)
 	case volume.Ephemeral:
 		return from, 0, registry.Errorf(registry.ErrUnsupported,
 			"clone_id names volume %s, which is an inline volume of alloc %s; "+
@@ -48,7 +48,7 @@ func snapshotSource(view registry.View, s registry.VolumeSpec) (from registry.So
 			"snapshot_id names snapshot %s, which belongs to plugin %s; a plugin restores only its own snapshots",
 			name, snap.Plugin)
 	case snap.Node != "" && snap.Node != s.Node:
-		return from, 0, onOtherNode("snapshot_id names snapshot "+name.String(), snap.Node, s)
+		return from, 0, errOnOtherNode("snapshot_id names snapshot "+name.String(), snap.Node, s)
 	case snap.State != registry.SnapshotReady:
 		return from, 0, registry.Errorf(registry.ErrConflict,
 			"snapshot_id names snapshot %s, which is %s; a snapshot must be %s to be restored", name, snap.State,
@@ -57,7 +57,7 @@ func snapshotSource(view registry.View, s registry.VolumeSpec) (from registry.So
 	return registry.Source{Snapshot: snap.External}, snap.Size, checkSize(s, snap.Size, "snapshot "+name.String())
 }
 
-func onOtherNode(what string, node registry.NodeName, s registry.VolumeSpec) error {
+func errOnOtherNode(what string, node registry.NodeName, s registry.VolumeSpec) error {
 	return registry.Invalid("%s, which is on node %s, and the new volume would be on node %s; a plugin with "+
 		"controller_scope = %q copies volumes on one node only", what, node, s.Node, registry.ScopeNode)
 }

@@ -153,8 +153,8 @@ func (m *Controller) updateRecord(ctx context.Context, spec registry.VolumeSpec)
 	return fields, err
 }
 
-// updateSome updates the volume together with its snapshots. If there are too many snapshots for one change, it updates
-// some of them and returns more. The volume is updated last.
+// updateSome updates the volume, and the snapshots that have its secrets, in one commit. If there are too many
+// snapshots for one commit, it updates some of them only and returns more. The volume is updated last.
 func (m *Controller) updateSome(
 	ctx context.Context, spec registry.VolumeSpec, diff registry.VolumeUpdate, fields []string,
 ) (more bool, err error) {
@@ -168,9 +168,9 @@ func (m *Controller) updateSome(
 				return registry.Change{}, err
 			}
 		}
-		was := now.Secrets
+		old := now.Secrets
 		now = updated(now, spec)
-		snapshots := snapshotsWithSecrets(view, now, was)
+		snapshots := snapshotsWithNewSecrets(view, now, old)
 		if more = len(snapshots) > registry.Batch; more {
 			return registry.Change{Put: snapshots[:registry.Batch]}, nil
 		}
@@ -182,16 +182,16 @@ func (m *Controller) updateSome(
 	return more, err
 }
 
-// snapshotsWithSecrets returns the snapshots of the volume that have its earlier secrets, with its present secrets. The
-// lock of the volume protects them.
-func snapshotsWithSecrets(
-	view registry.View, v registry.Volume, was map[string]registry.Secret,
+// snapshotsWithNewSecrets returns the records of the volume's snapshots that have its old secrets, with the secrets of
+// v instead. The lock of the volume protects the records.
+func snapshotsWithNewSecrets(
+	view registry.View, v registry.Volume, old map[string]registry.Secret,
 ) (out []registry.Record) {
-	if maps.Equal(was, v.Secrets) {
+	if maps.Equal(old, v.Secrets) {
 		return nil
 	}
 	for _, snap := range view.SnapshotRecords() {
-		if slices.Contains(snap.VolumeKeys(), v.VolumeKey()) && maps.Equal(snap.Secrets, was) {
+		if slices.Contains(snap.VolumeKeys(), v.VolumeKey()) && maps.Equal(snap.Secrets, old) {
 			snap.Secrets = v.Secrets
 			out = append(out, snap)
 		}
@@ -227,11 +227,12 @@ func compare(v registry.Volume, spec registry.VolumeSpec) (changes []registry.Fi
 	text("name", v.Name, spec.Name, fixed)
 	add(spec.External != "" && spec.External != v.External, "external_id", string(v.External), string(spec.External),
 		"it names another volume; register that volume under another id")
-	add(spec.CapacityMin > max(v.CapacityMin, v.Capacity), "capacity_min", size(max(v.CapacityMin, v.Capacity)),
-		size(spec.CapacityMin), "run "+display.Command(fmt.Sprintf("holdfast volume expand --namespace=%s --size %d",
+	capacity := max(v.CapacityMin, v.Capacity)
+	add(spec.CapacityMin > capacity, "capacity_min", formatBytes(capacity), formatBytes(spec.CapacityMin),
+		"run "+display.Command(fmt.Sprintf("holdfast volume expand --namespace=%s --size %d",
 			display.Quote(string(v.Namespace)), spec.CapacityMin), string(v.ID)))
-	add(spec.CapacityMax > 0 && spec.CapacityMax < v.Capacity, "capacity_max", size(v.Capacity), size(spec.CapacityMax),
-		"a volume cannot be made smaller")
+	add(spec.CapacityMax > 0 && spec.CapacityMax < v.Capacity, "capacity_max", formatBytes(v.Capacity),
+		formatBytes(spec.CapacityMax), "a volume cannot be made smaller")
 	add(spec.Node != "" && spec.Node != v.Node, "node", string(v.Node), string(spec.Node), fixed)
 	text("clone_id", string(v.CloneID), string(spec.CloneID), fixed)
 	text("clone_external_id", string(v.CloneExternal), string(spec.CloneExternal), fixed)
@@ -254,7 +255,7 @@ func compare(v registry.Volume, spec registry.VolumeSpec) (changes []registry.Fi
 	for _, c := range spec.Capabilities {
 		add(!slices.Contains(v.Capabilities, c), "capability", "", usageText(c), "")
 	}
-	for name := range names(v.Secrets, spec.Secrets) {
+	for name := range unionOf(v.Secrets, spec.Secrets) {
 		text("secrets."+name, reference(v.Secrets[name]), reference(spec.Secrets[name]), "")
 	}
 	for name, value := range spec.Mutable {
@@ -267,7 +268,7 @@ func compare(v registry.Volume, spec registry.VolumeSpec) (changes []registry.Fi
 	return changes
 }
 
-func size(bytes int64) string { return strconv.FormatInt(bytes, 10) }
+func formatBytes(bytes int64) string { return strconv.FormatInt(bytes, 10) }
 
 func usageText(c registry.VolumeCapability) string {
 	return fmt.Sprintf("%s %s", c.Access, c.Attachment)
@@ -284,8 +285,8 @@ func pairs(m map[string]string) string {
 	return strings.Join(all, " ")
 }
 
-// names returns the keys of both maps.
-func names[T any](a, b map[string]T) map[string]T {
+// unionOf returns a map with the keys of both maps.
+func unionOf[T any](a, b map[string]T) map[string]T {
 	all := map[string]T{}
 	maps.Copy(all, a)
 	maps.Copy(all, b)

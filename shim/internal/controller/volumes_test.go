@@ -497,7 +497,7 @@ func TestNodeOnlyPluginCannotCreate(t *testing.T) {
 	node.Role = registry.RoleNode
 	d := open(t, table{registry.RoleNode: node})
 	wantErr(t, "a volume", errOf(d.Controller.Create(t.Context(), call, spec())), registry.ErrUnsupported, "")
-	_, err := d.Controller.capable(t.Context(), key.Plugin, false, registry.SnapshotMetadata, "%s lacks %s")
+	_, err := d.Controller.capableController(t.Context(), key.Plugin, false, registry.SnapshotMetadata, "%s lacks %s")
 	wantErr(t, "blocks of a snapshot", err, registry.ErrUnsupported, "lacks")
 }
 
