@@ -354,7 +354,7 @@ func (m *Controller) expandedChange(
 	v.Expansion.Since = time.Time{}
 	v = m.resized(v, answer)
 	detail := fmt.Sprintf("%d bytes", v.Capacity)
-	if answer.Node {
+	if answer.NodeExpansionRequired {
 		detail += "; expansion pending on the node"
 	}
 	return registry.Change{Put: []registry.Record{v},
@@ -365,7 +365,7 @@ func (m *Controller) expandedChange(
 // mount stays.
 func (m *Controller) resized(v registry.Volume, answer csi.Expanded) registry.Volume {
 	v.Capacity = max(v.Capacity, answer.Capacity)
-	if answer.Node {
+	if answer.NodeExpansionRequired {
 		v.Expansion = v.Expansion.WithoutPending()
 		v.Expansion.Node, v.Expansion.Since = registry.CapacityRange{Required: v.Capacity}, m.Now()
 	}

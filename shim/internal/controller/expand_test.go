@@ -34,7 +34,7 @@ const large, larger = 2 << 20, 3 << 20
 // The commit of the controller's answer stores the capacity and the pending work of the node. A replay sends no call.
 func TestExpansionGoesThroughControllerAndNode(t *testing.T) {
 	d := open(t, expands(), madeOf(1<<20))
-	d.plugin.enlarged = &csi.Expanded{Capacity: large + 512, Node: true}
+	d.plugin.enlarged = &csi.Expanded{Capacity: large + 512, NodeExpansionRequired: true}
 	v, err := d.Controller.Expand(t.Context(), call, name, upTo(large, larger))
 	if err != nil || v.Capacity != large+512 || v.Expansion.Node != upTo(large+512, 0) || v.Expansion.Open() {
 		t.Fatalf("%+v, %v", v, err)
@@ -235,12 +235,13 @@ func TestExpandedToAnotherSize(t *testing.T) {
 		answer csi.Expanded
 		says   string
 	}{
-		"too small": {upTo(larger, 0), csi.Expanded{Capacity: large, Node: true},
+		"too small": {upTo(larger, 0), csi.Expanded{Capacity: large, NodeExpansionRequired: true},
 			"3145728 were requested"},
 		"too small, by itself": {upTo(larger, 0), csi.Expanded{Capacity: large}, "3145728 were requested"},
-		"too large": {upTo(large, large), csi.Expanded{Capacity: larger, Node: true},
+		"too large": {upTo(large, large), csi.Expanded{Capacity: larger, NodeExpansionRequired: true},
 			"at most 2097152 were requested"},
-		"smaller than it was before": {upTo(larger, 0), csi.Expanded{Capacity: 1, Node: true}, "of 1 bytes"},
+		"smaller than it was before": {upTo(larger, 0), csi.Expanded{Capacity: 1, NodeExpansionRequired: true},
+			"of 1 bytes"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			d := open(t, expands(), madeOf(1<<20))
@@ -248,7 +249,7 @@ func TestExpandedToAnotherSize(t *testing.T) {
 			_, err := d.Controller.Expand(t.Context(), call, name, c.want)
 			wantErr(t, what, err, nil, c.says)
 			node, has := registry.CapacityRange{}, max(c.answer.Capacity, 1<<20)
-			if c.answer.Node {
+			if c.answer.NodeExpansionRequired {
 				node.Required = has
 			}
 			if v, _ := d.stored(); v.Capacity != has || v.Expansion.Node != node || v.Expansion.Open() ||

@@ -50,7 +50,8 @@ func (m *Controller) eachExternal(
 		}
 		page, err := m.driver.ListVolumes(ctx, inst.InstanceKey, token)
 		if err != nil {
-			_ = m.Suspended.Failed(ctx, m.State, inst, err, m.Now()) // this shim remembers it in any case
+			// A suspension that cannot be written stays in memory.
+			_ = m.Suspended.SuspendFailed(ctx, m.State, inst, err, m.Now())
 			return "", err
 		}
 		for _, e := range page.Entries {

@@ -82,7 +82,8 @@ func (h *Health) check(ctx context.Context) error {
 			if err := h.ask(ctx, inst, volumes); err != nil && ctx.Err() == nil {
 				h.logger.Warn("a plugin does not say how its volumes are", "plugin", id,
 					"again_in", healthEvery.String(), "error", err)
-				_ = h.suspended.Failed(ctx, h.State, inst, err, h.Now()) // this shim remembers it in any case
+				// A suspension that cannot be written stays in memory.
+				_ = h.suspended.SuspendFailed(ctx, h.State, inst, err, h.Now())
 			}
 		})
 	}
@@ -149,7 +150,7 @@ func (h *Health) ask(ctx context.Context, inst registry.Instance, volumes []regi
 		if registry.NoAnswer(err) || ctx.Err() != nil {
 			return err
 		}
-		if h.failures.Changed(v.VolumeKey(), err) {
+		if h.failures.Record(v.VolumeKey(), err) {
 			h.logger.Warn("the health of a volume is not known", "volume", v.VolumeName().String(),
 				"again_in", healthEvery.String(), "error", err)
 		}

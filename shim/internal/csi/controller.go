@@ -100,7 +100,7 @@ func (f *Fleet) Expand(ctx context.Context, at registry.InstanceKey, r ExpandReq
 	}
 	var reply csi.ControllerExpandVolumeResponse
 	err := f.send(ctx, registry.ControllerExpandRPC, at, req, &reply, r.Private.asFunc)
-	return Expanded{Capacity: reply.GetCapacityBytes(), Node: reply.GetNodeExpansionRequired()}, err
+	return Expanded{Capacity: reply.GetCapacityBytes(), NodeExpansionRequired: reply.GetNodeExpansionRequired()}, err
 }
 
 // Modify sends ControllerModifyVolume.

@@ -16,9 +16,9 @@ type Failures struct {
 // maxFailures bounds Failures. Beyond it all entries are dropped, because entries of deleted volumes are never removed.
 const maxFailures = 10_000
 
-// Changed records the error of a volume, and reports whether it differs from the last one. A nil error removes the
-// entry.
-func (f *Failures) Changed(key registry.VolumeKey, err error) bool {
+// Record records the error of a volume, and reports whether it differs from the last one. A nil error removes the
+// entry, and Record returns false.
+func (f *Failures) Record(key registry.VolumeKey, err error) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err == nil {

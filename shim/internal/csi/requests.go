@@ -102,8 +102,8 @@ type ModifyRequest struct {
 
 // Expanded is ControllerExpandVolumeResponse, unchecked.
 type Expanded struct {
-	Capacity int64
-	Node     bool // node_expansion_required
+	Capacity              int64
+	NodeExpansionRequired bool
 }
 
 // Validated is ValidateVolumeCapabilitiesResponse.

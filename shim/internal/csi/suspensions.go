@@ -95,10 +95,10 @@ func (s *Suspensions) load(path string) (one suspension, written bool, err error
 	return one, true, err
 }
 
-// Failed suspends the call that ended with the error failed, and commits an event, if the plugin's connection was lost
-// during the call and the plugin's task is not being stopped. If the suspension cannot be written, Failed keeps it in
-// memory and returns an error.
-func (s *Suspensions) Failed(
+// SuspendFailed suspends the call that ended with the error failed, and commits an event. It does nothing unless the
+// plugin's connection was lost during the call, or if ctx has ended or the plugin's task is being stopped. If the
+// suspension cannot be written, SuspendFailed keeps it in memory and returns an error.
+func (s *Suspensions) SuspendFailed(
 	ctx context.Context, state registry.State, in registry.Instance, failed error, now time.Time,
 ) error {
 	call, is := errors.AsType[*registry.CallError](failed)

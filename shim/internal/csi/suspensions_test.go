@@ -25,7 +25,7 @@ func dieDuringListVolumes(t *testing.T, c *Suspensions, n int) (events []string)
 	}
 	var wg sync.WaitGroup
 	for range n {
-		wg.Go(func() { _ = c.Failed(t.Context(), log, ebs, lost, time.Now()) })
+		wg.Go(func() { _ = c.SuspendFailed(t.Context(), log, ebs, lost, time.Now()) })
 	}
 	wg.Wait()
 	err := log.View(t.Context(), func(v registry.View) error {

@@ -39,7 +39,7 @@ func (d *Doctor) listings(ctx context.Context) (all []Listing, unexamined []Unex
 	for _, in := range can {
 		wg.Go(func() {
 			l, err := list(ctx, d.Lister, in, records)
-			if err := d.Suspended.Failed(ctx, d.state, in, err, d.Now()); err != nil {
+			if err := d.Suspended.SuspendFailed(ctx, d.state, in, err, d.Now()); err != nil {
 				d.Logger.Warn("cannot record that a plugin died during a call", "plugin", in.Plugin, "error", err)
 			}
 			mu.Lock()

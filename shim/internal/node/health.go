@@ -78,11 +78,12 @@ func (s *Stager) checkHealth(ctx context.Context) error {
 		}
 		if registry.NoAnswer(err) { // its heartbeat reports that, unless the plugin is being stopped
 			skip[inst.InstanceKey] = true
-			_ = s.Suspended.Failed(ctx, s.State, inst, err, s.Now()) // on an error, this shim still remembers it
+			// A suspension that cannot be written stays in memory.
+			_ = s.Suspended.SuspendFailed(ctx, s.State, inst, err, s.Now())
 			continue
 		}
 		if _, answered := errors.AsType[*registry.CallError](err); (answered || err == nil) &&
-			s.failures.Changed(c.of, err) {
+			s.failures.Record(c.of, err) {
 			s.Logger.Warn("health is not known", "plugin", c.of.Plugin, "volume", c.of.External,
 				"again_in", healthEvery.String(),
 				"error", err)
