@@ -112,7 +112,7 @@ func (r *runner) retry(ctx context.Context, do func() error, describe func(error
 	for b := newBackoff(); ; {
 		retried := r.a.retryRequested() // before the call, so that a change during it is not missed
 		err := do()
-		if err == nil || ctx.Err() != nil || permanent(err) {
+		if err == nil || ctx.Err() != nil || isPermanent(err) {
 			return err
 		}
 		pause := b.NextBackOff()
@@ -126,8 +126,8 @@ func (r *runner) retry(ctx context.Context, do func() error, describe func(error
 	}
 }
 
-// permanent reports whether a repeated request would fail again.
-func permanent(err error) bool {
+// isPermanent reports whether a repeated request would fail again.
+func isPermanent(err error) bool {
 	return errors.Is(err, registry.ErrInvalid) || errors.Is(err, registry.ErrUnsupported)
 }
 
@@ -137,7 +137,7 @@ func (r *runner) failIfPermanent(stop context.Context, err error, describe func(
 	switch {
 	case err == nil || stop.Err() != nil:
 		return nil
-	case permanent(err):
+	case isPermanent(err):
 		return r.fail(describe(err))
 	}
 	return err
@@ -226,7 +226,7 @@ func (r *runner) removeFailed(ctx context.Context) error {
 				continue
 			}
 			if err := d.RemoveFailed(ctx, r.a.dirs(r.id).task(t.Name)); err != nil {
-				return fmt.Errorf("task %q: %v", t.Name, err)
+				return fmt.Errorf("task %q: %v", t.Name, err) // without its kind, retry repeats it
 			}
 		}
 		return nil
@@ -245,7 +245,7 @@ func (r *runner) releaseVolumes(ctx context.Context) error {
 	}
 	return r.retry(ctx, func() error {
 		err := r.reportWaits(ctx, func() error { return r.release(ctx) })
-		if permanent(err) {
+		if isPermanent(err) {
 			err = errors.New(err.Error()) // without its kind, retry repeats it
 		}
 		return err

@@ -199,7 +199,7 @@ func (t *taskRunner) start(ctx, stop context.Context) (*taskdriver.Handle, error
 	case errors.Is(err, registry.ErrUnavailable):
 		return nil, t.retryStart(ctx, attempt, exit, why, why)
 	}
-	return nil, t.applyRestartPolicy(ctx, exit, permanent(err) || errors.Is(err, registry.ErrNotFound), why)
+	return nil, t.applyRestartPolicy(ctx, exit, isPermanent(err) || errors.Is(err, registry.ErrNotFound), why)
 }
 
 // prepare makes the driver's preparations for a start. It shows their progress as the task's reason, and puts the first
@@ -253,7 +253,7 @@ func (t *taskRunner) plan(stop context.Context, attempt uint64) (hooks.Plan, err
 		if err == nil {
 			return plan.And(more), nil
 		}
-		if permanent(err) {
+		if isPermanent(err) {
 			return plan, err
 		}
 		if stop.Err() != nil {

@@ -105,7 +105,7 @@ func TestTemplateErrors(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), cases[blocks]) || strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("%s: %v, want %q", blocks, err, cases[blocks])
 		}
-		if unreadable := strings.Contains(blocks, "/no/such"); permanent(err) == unreadable {
+		if unreadable := strings.Contains(blocks, "/no/such"); isPermanent(err) == unreadable {
 			t.Errorf("%s: permanent is %t: %v", blocks, !unreadable, err)
 		}
 	}

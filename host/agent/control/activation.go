@@ -20,7 +20,7 @@ func Activated(path string, log hclog.Logger) (net.Listener, error) {
 	if os.Getenv("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
 		count = 0
 	}
-	l, err := activated(path, firstActivated, count)
+	l, err := findPassedListener(path, firstActivated, count)
 	switch {
 	case err != nil:
 		return nil, err
@@ -30,8 +30,9 @@ func Activated(path string, log hclog.Logger) (net.Listener, error) {
 	return newPeerListener(l, log), nil
 }
 
-// activated finds the listener of path among the descriptors. It makes children not inherit any of them.
-func activated(path string, first, count int) (found net.Listener, err error) {
+// findPassedListener finds the listener of path among count descriptors that systemd passed, from first on. It makes
+// children not inherit any of them. found is nil if there is none.
+func findPassedListener(path string, first, count int) (found net.Listener, err error) {
 	for fd := first; fd < first+count; fd++ {
 		unix.CloseOnExec(fd)
 		addr, failed := unix.Getsockname(fd)

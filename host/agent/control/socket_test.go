@@ -167,7 +167,7 @@ func TestSocketOfSystemdIsUsed(t *testing.T) {
 	defer f.Close()
 	fd, err := unix.Dup(int(f.Fd())) // activated closes it
 	must(t, err)
-	l, err := activated(path, fd, 1)
+	l, err := findPassedListener(path, fd, 1)
 	if err != nil || l == nil {
 		t.Fatalf("%v, %v", l, err)
 	}
@@ -180,7 +180,7 @@ func TestSocketOfSystemdIsUsed(t *testing.T) {
 	if _, err := os.Stat(path); err != nil {
 		t.Error(err)
 	}
-	if l, err := activated(filepath.Join(t.TempDir(), "other.sock"), int(f.Fd()), 1); l != nil || err != nil {
+	if l, err := findPassedListener(filepath.Join(t.TempDir(), "other.sock"), int(f.Fd()), 1); l != nil || err != nil {
 		t.Errorf("%v, %v for another path", l, err)
 	}
 }

@@ -110,7 +110,7 @@ func (s *Server) awaitJob(r *http.Request) (any, error) {
 		if job, jobErr = s.job(id); jobErr != nil {
 			return true
 		}
-		return settled(job) && len(s.describeUnhealthy(ctx, job)) == 0
+		return startedOrEnded(job) && len(s.describeUnhealthy(ctx, job)) == 0
 	})
 	if err != nil {
 		return nil, err
@@ -118,8 +118,8 @@ func (s *Server) awaitJob(r *http.Request) (any, error) {
 	return job, jobErr
 }
 
-// settled reports whether all allocs that a job wants have started or ended.
-func settled(j Job) bool {
+// startedOrEnded reports whether all allocs that a job wants have started or ended.
+func startedOrEnded(j Job) bool {
 	if j.Roll != nil && j.Roll.State == agent.RollStarting {
 		return false
 	}
@@ -129,7 +129,7 @@ func settled(j Job) bool {
 	}
 	for _, a := range j.Allocs {
 		switch {
-		case unsettled(j, a):
+		case isAwaited(j, a):
 			return false
 		case !a.Replaced:
 			have++
@@ -138,9 +138,9 @@ func settled(j Job) bool {
 	return have >= want || j.Stopped
 }
 
-// unsettled reports whether a job still waits for an alloc. It waits for a new alloc to start. It waits for a replaced
+// isAwaited reports whether a job still waits for an alloc. It waits for a new alloc to start. It waits for a replaced
 // alloc to end, unless a roll keeps that alloc.
-func unsettled(j Job, a Alloc) bool {
+func isAwaited(j Job, a Alloc) bool {
 	kept := j.Roll != nil && slices.ContainsFunc(j.Roll.Kept, func(k RollAlloc) bool { return string(k.ID) == a.ID })
 	switch {
 	case a.Replaced:
@@ -210,7 +210,7 @@ func (s *Server) describeJob(ctx context.Context, id string) string {
 	}
 	s.setReasons(ctx, job.Allocs)
 	for _, a := range job.Allocs {
-		if unsettled(job, a) {
+		if isAwaited(job, a) {
 			texts = append(texts, a.describe())
 		}
 	}

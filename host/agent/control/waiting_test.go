@@ -64,7 +64,7 @@ func TestJobSettlesOnceItsTasksHaveStarted(t *testing.T) {
 	} {
 		for _, task := range tasks {
 			j := Job{Groups: []Group{{Count: 1}}, Allocs: []Alloc{{State: agent.AllocRunning, Tasks: []Task{task}}}}
-			if settled(j) != want {
+			if startedOrEnded(j) != want {
 				t.Errorf("task %+v: settled is %v", task, !want)
 			}
 		}
