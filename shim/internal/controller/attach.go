@@ -200,9 +200,9 @@ func (m *Controller) detach(
 }
 
 // AwaitAttach waits until the plugin can attach the volume. If no controller has to attach it, AwaitAttach returns at
-// once. It calls waits before it blocks, and needs no lock.
+// once. Before it blocks, it calls onWait with what it waits for. It needs no lock.
 func (m *Controller) AwaitAttach(
-	ctx context.Context, v registry.Volume, to intent.AttachTo, waits func(what string),
+	ctx context.Context, v registry.Volume, to intent.AttachTo, onWait func(what string),
 ) error {
 	var awaits, certain bool
 	err := m.State.View(ctx, func(view registry.View) error {
@@ -212,7 +212,7 @@ func (m *Controller) AwaitAttach(
 	if err != nil || !awaits {
 		return err
 	}
-	waits(fmt.Sprintf("the controller of plugin %s", v.Plugin))
+	onWait(fmt.Sprintf("the controller of plugin %s", v.Plugin))
 	if _, err := m.controllerOf(ctx, v.Plugin, certain); err != nil {
 		return fmt.Errorf("attach volume %s: %w", v.VolumeName(), err)
 	}
@@ -253,15 +253,15 @@ func (m *Controller) FeasibleAttach(
 }
 
 // AwaitDetach waits until the plugin can detach the volume. If no controller has to detach it, AwaitDetach returns at
-// once. It calls waits before it blocks.
+// once. Before it blocks, it calls onWait with what it waits for.
 func (m *Controller) AwaitDetach(
-	ctx context.Context, by intent.Caller, key registry.VolumeKey, node registry.NodeName, waits func(what string),
+	ctx context.Context, by intent.Caller, key registry.VolumeKey, node registry.NodeName, onWait func(what string),
 ) error {
 	at, err := m.attachment(ctx, key, node)
 	if err != nil || at.State == registry.MarkNone || m.controllerHealthy(key.Plugin) {
 		return err
 	}
-	waits(fmt.Sprintf("the controller of plugin %s", key.Plugin))
+	onWait(fmt.Sprintf("the controller of plugin %s", key.Plugin))
 	if _, err := m.Await(ctx, by, registry.RoleController, key.Plugin); err != nil {
 		return fmt.Errorf("detach volume %s: %w", at.Name, err)
 	}

@@ -185,8 +185,8 @@ func (m *Controller) settleModification(ctx context.Context, v registry.Volume) 
 }
 
 // finishEarlierExpansion finishes an earlier, different expansion that is still open, at the controller and on the
-// node. A vague answer of the node must be resolved before, while the volume is still mounted in the same way. tried
-// reports whether the node has already tried the pending expansion.
+// node. An inconclusive answer of the node must be resolved first, while the volume is still mounted in the same way.
+// tried reports whether the node has already tried the pending expansion.
 func (m *Controller) finishEarlierExpansion(
 	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange, mode expandMode,
 ) (now registry.Volume, tried bool, err error) {

@@ -8,8 +8,8 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// finishOnNode finishes the pending expansion on the node before another expansion starts. tried reports whether the
-// node has tried the pending expansion.
+// finishOnNode does the pending expansion on the node before another expansion starts. tried reports whether the node
+// has tried it. If its outcome stays unknown, and want is another expansion, finishOnNode returns an ErrConflict.
 func (m *Controller) finishOnNode(
 	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange,
 ) (now registry.Volume, tried bool, err error) {

@@ -55,7 +55,7 @@ func (m *Controller) FeasibleCreate(view registry.View, s registry.VolumeSpec) [
 }
 
 // Discard has Run delete the volume of an alloc that has ended. It does so only if the create block made the volume and
-// no other claim exists. It returns once the deletion is recorded.
+// no claim of the volume exists. It returns once the deletion is recorded.
 func (m *Controller) Discard(
 	ctx context.Context, name registry.VolumeName, from registry.Origin, alloc registry.AllocID,
 ) error {

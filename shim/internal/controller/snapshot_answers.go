@@ -90,11 +90,11 @@ func keepIDs(view registry.View, snap *registry.VolumeSnapshot, answered string,
 			continue
 		}
 		has := func(m registry.ExternalID) bool { return slices.Contains(other.Externals(), m) }
-		same := other.IsGroup() && other.External == id
-		if !snap.IsGroup() {
-			same = has(id)
+		taken := has(id)
+		if snap.IsGroup() {
+			taken = other.IsGroup() && other.External == id
 		}
-		if same || slices.ContainsFunc(ids, has) {
+		if taken || slices.ContainsFunc(ids, has) {
 			return
 		}
 	}
@@ -247,19 +247,19 @@ func (s *Snapshots) store(
 	ctx context.Context, was, next registry.VolumeSnapshot, events []registry.Event, failure *registry.CallError,
 ) (*registry.VolumeSnapshot, error) {
 	var err error
-	ended := false // at this node's plugin
+	ended := false // the call has ended at the plugin of this node
 	if failure != nil {
 		err = failure
 		ended = intent.EndsCall(failure) && slices.Contains(next.Senders, s.volumes.Sender.Node) &&
 			s.volumes.Executors.OneInstance(next.Plugin)
 	}
-	again := next.Failure.RPC == was.Failure.RPC && next.Failure.Code == was.Failure.Code
-	if again {
+	sameFailure := next.Failure.RPC == was.Failure.RPC && next.Failure.Code == was.Failure.Code
+	if sameFailure {
 		next.Failure.Since = was.Failure.Since
 	}
-	same := again && next.State == was.State && next.External == was.External &&
+	unchanged := sameFailure && next.State == was.State && next.External == was.External &&
 		slices.Equal(next.Members, was.Members)
-	if same && !ended && len(events) == 0 {
+	if unchanged && !ended && len(events) == 0 {
 		return &next, err
 	}
 	return &next, errors.Join(err, s.commit(ctx, was, func(now registry.VolumeSnapshot) registry.Change {

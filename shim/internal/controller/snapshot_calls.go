@@ -127,8 +127,8 @@ func (s *Snapshots) checkSend(ctx context.Context, snap registry.VolumeSnapshot)
 	})
 }
 
-// endedChange adds to the change which former executors may still send the call, if its outcome is certain. It is
-// certain if the change moves the record to another state or deletes it.
+// endedChange extends a change that ends the call for the snapshot: it adds which former executors may still send that
+// call. The call has ended if the change moves the record of the snapshot to another state or deletes it.
 func (s *Snapshots) endedChange(
 	view registry.View, was registry.VolumeSnapshot, change registry.Change,
 ) registry.Change {
@@ -203,8 +203,8 @@ func policyRPC(rpc registry.RPC) registry.RPC {
 }
 
 // step makes the next call for a snapshot and stores the outcome. It does nothing if the snapshot is gone, or already
-// in the wanted state. done means that no further step is needed, or that the error is final. step waits for the plugin
-// without a lock.
+// in the wanted state. It sends no creation while an expansion or modification of a volume may still run. done means
+// that no further step is needed, or that the error is final. step waits for the plugin without a lock.
 func (s *Snapshots) step(ctx context.Context, w *work) (done bool, err error) {
 	var snap registry.VolumeSnapshot
 	read := func(view registry.View) error {
