@@ -36,7 +36,8 @@ func (n *nodes) List(ctx context.Context, req *pb.ListNodesRequest) (*pb.ListNod
 	return &pb.ListNodesReply{Answer: at, Nodes: part, NextToken: next}, err
 }
 
-// statuses returns the status of one node, or of all if only is empty.
+// statuses returns the status of one node, or of all if only is empty. A node that is in no cluster is alive, and makes
+// the calls of the controllers that it has.
 func (n *nodes) statuses(v registry.View, a *Active, only registry.NodeName) (all []registry.NodeStatus) {
 	records := v.Nodes()
 	if a.Cluster == nil {

@@ -122,22 +122,22 @@ func volumeIndex(name registry.VolumeName) createIndex {
 // operation is to remove. If the shim dies after the removal, a replay does not find that record and succeeds. Without
 // the stored record, the replay would fail like a call for an unknown volume.
 func runRemoval(ctx context.Context, a *Active, call registry.Call, index createIndex, run func() error) error {
-	var begun registry.Operation
+	var stored registry.Operation
 	var replay bool
 	var created registry.Seq
 	err := a.State.View(ctx, func(v registry.View) error {
 		created = index(v)
-		begun, replay = v.Operation(call.ID)
+		stored, replay = v.Operation(call.ID)
 		return nil
 	})
 	if err == nil && !replay && created > 0 {
-		begun = registry.Operation{ID: call.ID, Method: call.Method, Digest: call.Digest, Removes: created}
-		err = a.store(ctx, []registry.Record{begun})
+		stored = registry.Operation{ID: call.ID, Method: call.Method, Digest: call.Digest, Removes: created}
+		err = a.store(ctx, []registry.Record{stored})
 	}
 	if err != nil {
 		return err
 	}
-	if !replay || created == begun.Removes {
+	if !replay || created == stored.Removes {
 		err = run()
 	}
 	if created > 0 && errors.Is(err, registry.ErrNotFound) && a.gone(ctx, index, created) {
