@@ -35,8 +35,8 @@ func (st state) mountPoints(key registry.ClaimKey, last bool) (list []mountPoint
 	return list
 }
 
-// AbandonSteps returns what a release of the claim by force would do on this node. It adds the paths that it would
-// unmount to going. A path in going counts as unmounted.
+// AbandonSteps returns what a release of the claim by force would do on this node. It adds the mount points of the
+// claim to going. A mount at a path in going is no user of another mount.
 func (s *Stager) AbandonSteps(
 	ctx context.Context, key registry.ClaimKey, last bool, going map[string]bool,
 ) (steps []registry.ReleaseStep, err error) {
@@ -101,8 +101,9 @@ func (s *Stager) usersOf(path string, going map[string]bool) (texts []string, er
 }
 
 // Abandon takes down a claim's mounts on this node without the plugin, after a person has confirmed that. It unmounts
-// mounts that nothing uses, and deletes the records and open calls. With last it also takes down the staging, which the
-// users of the volume share. A mount in use stays, and ErrConflict names its users. The caller holds the volume's lock.
+// mounts that nothing uses, and then deletes the claim's records and open calls. With last it also takes down the
+// staging, which the users of the volume share. A mount in use stays with all records, and ErrConflict names its users.
+// why, the reason for the release by force, is for people. The caller holds the volume's lock.
 func (s *Stager) Abandon(ctx context.Context, key registry.ClaimKey, last bool, by registry.Forced, why string) error {
 	st, err := s.state(ctx, key.Volume)
 	if err != nil {
@@ -136,7 +137,7 @@ func (s *Stager) Abandon(ctx context.Context, key registry.ClaimKey, last bool, 
 	if err := s.forget(ctx, key, last, []registry.Event{e}); err != nil {
 		return err
 	}
-	for _, a := range list { // package doctor finds what remains
+	for _, a := range list { // package doctor finds directories that remain
 		s.removeDirs(a.path)
 		if a.rpc == registry.NodeUnpublishRPC {
 			s.removeDirs(filepath.Dir(a.path))
@@ -183,7 +184,8 @@ func (s *Stager) unmountUnused(ctx context.Context, path string) error {
 	return conflict("%s is still mounted after it was unmounted %d times; run holdfast doctor", path, maxStacked)
 }
 
-// forget deletes the node's records of a claim. With last it also deletes those that the users of the volume share.
+// forget deletes the node's records of a claim, and its open call. With last it also deletes the staging and any open
+// call of the volume. It adds the events only if it deletes something.
 func (s *Stager) forget(ctx context.Context, key registry.ClaimKey, last bool, events []registry.Event) error {
 	_, err := registry.Ensure(ctx, s.State, func(view registry.View) (change registry.Change, err error) {
 		st := s.stateOf(view, key.Volume)

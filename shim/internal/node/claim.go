@@ -8,13 +8,14 @@ import (
 	"holdfast/registry"
 )
 
-// claim claims the volume of the request. If another alloc has the volume of a create block deleted between the look-up
-// and the claim, claim creates it again.
+// claim claims the volume of the request, and creates it first if the create block asks for that. If another alloc has
+// the volume of a create block deleted between the look-up and the claim, claim creates it again. While it waits for
+// the plugin, the alloc is recorded without a claim.
 func (req *request) claim(
 	ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest,
 ) (vol registry.Volume, claim registry.Claim, err error) {
 	for {
-		req.step = registry.StepClaim // unless its creation comes first
+		req.step = registry.StepClaim // until provideVolume creates the volume
 		if r.Create != nil || r.Ephemeral != nil {
 			if err := req.admit(ctx, g); err != nil {
 				return vol, claim, err
@@ -38,6 +39,7 @@ func (req *request) claim(
 		if err == nil || r.Create == nil || ctx.Err() != nil {
 			return vol, claim, err
 		}
+		// the claim failed: try again only if the volume is gone
 		now, known, readErr := req.volumeRecord(ctx)
 		if readErr != nil || known && !now.Unwanted() {
 			return vol, claim, err
@@ -89,8 +91,8 @@ func originOf(job, group string, request registry.RequestName) registry.Origin {
 	return registry.Origin{Job: job, Group: group, Request: request}
 }
 
-// ensureVolume returns the volume of the request. It records a new inline volume, and creates the missing volume of a
-// create block.
+// ensureVolume returns the volume of the request, and sets req.name. It records a new inline volume, and creates the
+// missing volume of a create block.
 func (req *request) ensureVolume(
 	ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest,
 ) (vol registry.Volume, err error) {
@@ -100,7 +102,8 @@ func (req *request) ensureVolume(
 			err = registry.Errorf(registry.ErrConflict, "volume %s is %s; it must be %s to be used", vol.VolumeName(),
 				vol.State, registry.VolumeReady)
 		}
-		if req.name = vol.VolumeName(); err != nil || !vol.Ephemeral || vol.CreateIndex > 0 {
+		req.name = vol.VolumeName()
+		if err != nil || !vol.Ephemeral || vol.CreateIndex > 0 {
 			return registry.Change{}, err
 		}
 		vol.Since = req.Now()

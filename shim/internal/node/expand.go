@@ -38,15 +38,15 @@ func (s *Stager) Grow(
 		return n, err
 	}
 	n = st.staging.Expanded
-	repeats := st.open.RPC == registry.NodeExpandRPC
-	if !repeats && !needsGrow(st) {
+	isOpen := st.open.RPC == registry.NodeExpandRPC
+	if !isOpen && !needsGrow(st) {
 		return n, nil
 	}
-	at, mounted, err := s.expandSite(st, repeats)
+	at, mounted, err := s.expandSite(st, isOpen)
 	switch {
 	case err != nil:
 		return n, fmt.Errorf("expand volume %s on its node: %w", st.volume.VolumeName(), err)
-	case repeats && !mounted:
+	case isOpen && !mounted:
 		_, err := s.closeExpansion(ctx, key, func(_ registry.Intent, n registry.NodeExpansion) registry.NodeExpansion {
 			return mountedAnew(n)
 		})
@@ -58,9 +58,9 @@ func (s *Stager) Grow(
 	switch {
 	case err != nil:
 		return n, err
-	case !repeats && !inst.Fingerprint.Has(registry.NodeExpand):
+	case !isOpen && !inst.Fingerprint.Has(registry.NodeExpand):
 		return n, s.recordUnable(ctx, st, inst)
-	case !repeats && !stagesAsBefore(inst, st):
+	case !isOpen && !stagesAsBefore(inst, st):
 		return n, nil
 	}
 	if err := s.grow(ctx, by, st, at); err != nil {
@@ -125,15 +125,15 @@ type site struct {
 }
 
 // expandSite returns where the volume can be expanded on this node, and whether it is mounted there. At a path without
-// a mount, the plugin would expand the file system below. repeats means that a call is open, so a mount that may exist
-// counts too.
-func (s *Stager) expandSite(st state, repeats bool) (where site, mounted bool, err error) {
-	where, found := s.recordedSite(st, repeats)
+// a mount, the plugin would expand the file system below. isOpen means that an expansion call is open, so a stage or
+// publish whose outcome is not known counts too.
+func (s *Stager) expandSite(st state, isOpen bool) (where site, mounted bool, err error) {
+	where, found := s.recordedSite(st, isOpen)
 	switch {
 	case !found:
 	case where.at != where.staged:
 		mounted, err = s.isThere(where.at, where.usage.Attachment != registry.BlockDevice)
-	case repeats && st.staging.State != registry.MarkDone:
+	case isOpen && st.staging.State != registry.MarkDone:
 		mounted, err = s.isThere(where.at, true)
 	default:
 		mounted, err = s.stillStaged(st)
@@ -141,14 +141,14 @@ func (s *Stager) expandSite(st state, repeats bool) (where site, mounted bool, e
 	return where, mounted, err
 }
 
-// recordedSite returns where the volume is mounted for writing, according to the records of this boot. While a call is
-// open, only the path of that call counts.
-func (s *Stager) recordedSite(st state, repeats bool) (site, bool) {
-	up := func(m registry.Mark, boot string) bool {
-		return (m == registry.MarkDone || repeats && m != registry.MarkNone) && boot == s.machine.Boot()
+// recordedSite returns where the volume is mounted for writing, according to the records of this boot. Of the paths at
+// which it is published, only the path of the node's expansion counts, once there is one.
+func (s *Stager) recordedSite(st state, isOpen bool) (where site, found bool) {
+	isMounted := func(m registry.Mark, boot string) bool {
+		return (m == registry.MarkDone || isOpen && m != registry.MarkNone) && boot == s.machine.Boot()
 	}
 	p := st.staging
-	if p.Stages && !up(p.State, p.Boot) {
+	if p.Stages && !isMounted(p.State, p.Boot) {
 		return site{}, false
 	}
 	if p.Stages && p.Usage.Attachment != registry.BlockDevice {
@@ -156,14 +156,15 @@ func (s *Stager) recordedSite(st state, repeats bool) (site, bool) {
 	}
 	for _, r := range st.refs {
 		writes := !r.Usage.ReadOnly && !r.Usage.Access.ReaderOnly()
-		if at := p.Expanded.At; writes && up(r.Publish, r.Boot) && (at == "" || at == r.Target.Host) {
+		if at := p.Expanded.At; writes && isMounted(r.Publish, r.Boot) && (at == "" || at == r.Target.Host) {
 			return site{r.Target, p.Path, r.Usage}, true
 		}
 	}
 	return site{}, false
 }
 
-// grow sends NodeExpandVolume until its outcome is certain or its policy gives up.
+// grow sends NodeExpandVolume until its outcome is certain or its policy gives up. A refusal by the plugin is recorded,
+// and is no error.
 func (s *Stager) grow(ctx context.Context, by intent.Caller, st state, where site) error {
 	v, want := st.volume, st.volume.Expansion.Node
 	if n := st.staging.Expanded; n.Range != (registry.CapacityRange{}) && !v.Expansion.Pending() {
@@ -186,7 +187,7 @@ func (s *Stager) grow(ctx context.Context, by intent.Caller, st state, where sit
 	err = s.Send(ctx, by, intent.Call{
 		Intent: open,
 		Before: func(view registry.View) (registry.Change, error) {
-			return expanded(view, v, func(n registry.NodeExpansion) registry.NodeExpansion {
+			return expandedChange(view, v, func(n registry.NodeExpansion) registry.NodeExpansion {
 				n.At, n.Range = where.at.Host, want
 				return n
 			}), nil
@@ -198,12 +199,13 @@ func (s *Stager) grow(ctx context.Context, by intent.Caller, st state, where sit
 				made = max(made, capacity)
 			}
 			done := s.event(registry.EventNodeExpanded, open, fmt.Sprintf("%d bytes", max(made, v.Capacity)))
-			return expanded(view, v, func(n registry.NodeExpansion) registry.NodeExpansion { return n.Expanded(made) }).
-				And(registry.Change{Events: []registry.Event{done}})
+			return expandedChange(view, v, func(n registry.NodeExpansion) registry.NodeExpansion {
+				return n.Expanded(made)
+			}).And(registry.Change{Events: []registry.Event{done}})
 		},
 		Failed: func(view registry.View, err *registry.CallError, _ bool) registry.Change {
 			refused = intent.Answers(err.Code)
-			return expanded(view, v, func(n registry.NodeExpansion) registry.NodeExpansion {
+			return expandedChange(view, v, func(n registry.NodeExpansion) registry.NodeExpansion {
 				if !refused { // the call was not sent
 					n.At, n.Range = before.At, before.Range
 					return n
@@ -225,8 +227,8 @@ func (s *Stager) grow(ctx context.Context, by intent.Caller, st state, where sit
 	return err
 }
 
-// expanded returns the change that applies edit to the node's progress with expansions of the volume.
-func expanded(
+// expandedChange returns the change that applies edit to the node's progress with expansions of the volume.
+func expandedChange(
 	view registry.View, v registry.Volume, edit func(registry.NodeExpansion) registry.NodeExpansion,
 ) registry.Change {
 	p := stagingOf(view, v)
@@ -253,7 +255,7 @@ func (s *Stager) recordUnable(ctx context.Context, st state, inst registry.Insta
 	failed := s.event(registry.EventStepFailed,
 		registry.Intent{Volume: v.VolumeKey(), Name: v.VolumeName(), RPC: registry.NodeExpandRPC}, why.Detail)
 	_, err := s.State.Commit(ctx, func(view registry.View) (registry.Change, error) {
-		return expanded(view, v, func(n registry.NodeExpansion) registry.NodeExpansion {
+		return expandedChange(view, v, func(n registry.NodeExpansion) registry.NodeExpansion {
 			n.Range = v.Expansion.Node
 			return n.WithError(why)
 		}).And(registry.Change{Events: []registry.Event{failed}}), nil

@@ -26,7 +26,7 @@ func (a *Allocs) Feasible(
 		if al, known := v.Alloc(g.Alloc); known && al.State == registry.AllocReleasing {
 			return releasedError(g.Alloc)
 		}
-		reasons = a.feasibleGroup(v, g, spec, a.host.Node)
+		reasons = a.groupReasons(v, g, spec, a.host.Node)
 		return nil
 	})
 	return reasons, at, err
@@ -48,15 +48,15 @@ func (a *Allocs) FeasibleNodes(
 			nodes = []registry.Node{{Name: a.host.Node}}
 		}
 		for _, n := range nodes {
-			list = append(list, registry.NodeFeasible{Node: n.Name, Reasons: a.feasibleGroup(v, g, spec, n.Name)})
+			list = append(list, registry.NodeFeasible{Node: n.Name, Reasons: a.groupReasons(v, g, spec, n.Name)})
 		}
 		return nil
 	})
 	return list, at, err
 }
 
-// feasibleGroup returns every reason why a node cannot mount the volumes of a group.
-func (a *Allocs) feasibleGroup(
+// groupReasons returns every reason why a node cannot mount the volumes of a group.
+func (a *Allocs) groupReasons(
 	v registry.View, g hooks.AllocGroup, spec hooks.GroupSpec, node registry.NodeName,
 ) (reasons []registry.Infeasible) {
 	if _, alive := v.NodeLease(node); !alive && node != a.host.Node {
@@ -65,7 +65,7 @@ func (a *Allocs) feasibleGroup(
 	}
 	var planned []registry.Claim
 	for _, r := range inVolumeOrder(spec.Volumes) {
-		claim, found := a.feasible(v, g, r, node, planned)
+		claim, found := a.claimReasons(v, g, r, node, planned)
 		if len(found) == 0 && r.Ephemeral == nil { // nothing shares an inline volume, and it takes no place
 			planned = append(planned, claim)
 		}
@@ -94,8 +94,9 @@ func groupSpec(g hooks.AllocGroup) (hooks.GroupSpec, error) {
 	return spec, nil
 }
 
-// feasible returns the claim of a request on a node, and every reason why the node could not get or mount it.
-func (a *Allocs) feasible(
+// claimReasons returns the claim of a request on a node, and every reason why the node could not get or mount the
+// volume. planned are the claims of earlier requests. If the volume cannot be used at all, the claim is zero.
+func (a *Allocs) claimReasons(
 	v registry.View, g hooks.AllocGroup, r hooks.VolumeRequest, node registry.NodeName, planned []registry.Claim,
 ) (registry.Claim, []registry.Infeasible) {
 	vol, err := volumeOf(v, g, r)

@@ -20,7 +20,8 @@ var errForced = errors.New("the release continues by force")
 // ForceRelease ends the release of an alloc whose volumes cannot be released because a plugin or its backend is gone
 // for good. It sends each call that it can. It skips calls that fail or have no healthy plugin, and unmounts mounts
 // that nothing uses. A mount in use stays: ErrConflict names its users. f.Confirm is the ID of the alloc. The release
-// must have begun. Like any release, it continues after a restart.
+// must have begun. Like any release, it continues after a restart. It returns the steps as they were planned; with
+// f.DryRun it does nothing else.
 func (a *Allocs) ForceRelease(
 	ctx context.Context, id registry.AllocID, f registry.Force,
 ) ([]registry.ReleaseStep, error) {
@@ -51,11 +52,11 @@ func (a *Allocs) ForceRelease(
 
 // checkForce refuses a release by force that was not confirmed, or that would have to unmount a mount in use.
 func checkForce(id registry.AllocID, f registry.Force, steps []registry.ReleaseStep) error {
-	var skipped, refused []string
+	var maySkip, refused []string
 	for _, s := range steps {
 		switch s.Action {
 		case registry.ReleaseSkip, registry.ReleaseSend:
-			skipped = append(skipped, fmt.Sprintf("%s of volume %s", s.RPC, s.Volume))
+			maySkip = append(maySkip, fmt.Sprintf("%s of volume %s", s.RPC, s.Volume))
 		case registry.ReleaseRefuse:
 			refused = append(refused, s.Detail)
 		}
@@ -63,10 +64,10 @@ func checkForce(id registry.AllocID, f registry.Force, steps []registry.ReleaseS
 	switch {
 	case f.By == "":
 		return registry.Invalid("a release by force names its operator")
-	case len(skipped) > 0 && f.Confirm != string(id):
+	case len(maySkip) > 0 && f.Confirm != string(id):
 		return registry.Errorf(registry.ErrDenied, "alloc %s is not released by force without a confirmation: "+
 			"without %s, data that was written last may be lost, and the backend may keep the volume attached here; "+
-			"to see each step, add --dry-run; to confirm, add --confirm %s", id, strings.Join(skipped, ", "), id)
+			"to see each step, add --dry-run; to confirm, add --confirm %s", id, strings.Join(maySkip, ", "), id)
 	case len(refused) > 0:
 		return conflict("alloc %s cannot be released: %s", id, strings.Join(refused, "; "))
 	}
@@ -91,12 +92,12 @@ func (a *Allocs) forceSteps(ctx context.Context, id registry.AllocID) (steps []r
 		return nil, conflict("alloc %s is %s; stop it first: only a release that has begun is ended by force", id,
 			al.State)
 	}
-	before := map[registry.ClaimKey]bool{} // released by earlier steps
-	going := map[string]bool{}             // unmounted by earlier steps
+	released := map[registry.ClaimKey]bool{} // by earlier steps, and by those of the current claim
+	going := map[string]bool{}               // unmounted by earlier steps
 	for _, c := range claims {
 		req := &request{Allocs: a, key: c.ClaimKey(), name: c.Name, node: c.Node}
-		before[req.key] = true
-		last, err := req.isLast(ctx, before)
+		released[req.key] = true
+		last, err := req.isLast(ctx, released)
 		if err != nil {
 			return nil, err
 		}
@@ -128,22 +129,24 @@ func (a *Allocs) abort(id registry.AllocID) {
 	}
 }
 
-// isLast reports whether only the requests in apart use or claim the volume on this node.
-func (req *request) isLast(ctx context.Context, apart map[registry.ClaimKey]bool) (last bool, err error) {
+// isLast reports whether no request uses or claims the volume on this node, except those in released.
+func (req *request) isLast(ctx context.Context, released map[registry.ClaimKey]bool) (last bool, err error) {
 	err = req.State.View(ctx, func(v registry.View) error {
 		last = true
 		for _, r := range v.Refs(req.key.Volume) {
-			last = last && apart[r.ClaimKey()]
+			last = last && released[r.ClaimKey()]
 		}
 		for _, c := range v.Claims(req.key.Volume) {
-			last = last && (apart[c.ClaimKey()] || c.Node != req.node)
+			last = last && (released[c.ClaimKey()] || c.Node != req.node)
 		}
 		return nil
 	})
 	return last, err
 }
 
-// forceRequest releases a request. It skips calls that the plugin does not complete in time (forceRound).
+// forceRequest releases a request by force. If the node plugin can be called, it first tries a normal release. If that
+// fails (forceRound), or the plugin cannot be called, it takes the mounts down without the plugin. After the last user
+// it then detaches the volume, or abandons the attachment.
 func (req *request) forceRequest(ctx context.Context, by registry.Forced) error {
 	why := ""
 	reasons := intent.FeasibleAt(req.Plugins, registry.RoleNode, req.key.Volume.Plugin, registry.Usage{})

@@ -17,7 +17,7 @@ import (
 func (a *Allocs) ForceReleaseClaims(
 	ctx context.Context, name registry.VolumeName, id registry.AllocID, f registry.Force,
 ) (steps []registry.ReleaseStep, err error) {
-	claims, err := a.releasable(ctx, name, id)
+	claims, err := a.abandonedClaims(ctx, name, id)
 	if err != nil {
 		return nil, err
 	}
@@ -48,8 +48,9 @@ func (a *Allocs) ForceReleaseClaims(
 	return steps, nil
 }
 
-// releasable returns the claims of an alloc on a volume, if they can be released by force here.
-func (a *Allocs) releasable(
+// abandonedClaims returns the claims of an alloc on a volume. If the normal release of one is still possible, it
+// returns the error of checkAbandoned instead.
+func (a *Allocs) abandonedClaims(
 	ctx context.Context, name registry.VolumeName, id registry.AllocID,
 ) (claims []registry.Claim, err error) {
 	err = a.State.View(ctx, func(v registry.View) error {
@@ -88,7 +89,8 @@ func (a *Allocs) checkAbandoned(v registry.View, c registry.Claim) error {
 	return nil
 }
 
-// forceUnclaim releases a claim. It first detaches the volume if no other claim of the node needs the attachment.
+// forceUnclaim releases a claim. It first detaches the volume if no other claim of the node needs the attachment, and
+// deletes the attachment's record if that fails.
 func (a *Allocs) forceUnclaim(ctx context.Context, c registry.Claim, f registry.Force) error {
 	unlock, err := a.Locks.Lock(ctx, c.Volume, "a release by force")
 	if err != nil {

@@ -55,13 +55,13 @@ func (c healthCheck) rpc(f registry.Fingerprint) registry.RPC {
 	return ""
 }
 
-// checkHealth is one round. It fails if the records cannot be read.
+// checkHealth is one round. It fails if the records cannot be read. A check that fails does not end the round.
 func (s *Stager) checkHealth(ctx context.Context) error {
 	checks, err := s.healthChecks(ctx)
 	skip := map[registry.InstanceKey]bool{}
 	for _, c := range checks {
-		inst, unusable := s.nodeInstance(ctx, c.of)
-		if unusable != nil || skip[inst.InstanceKey] || ctx.Err() != nil {
+		inst, instErr := s.nodeInstance(ctx, c.of)
+		if instErr != nil || skip[inst.InstanceKey] || ctx.Err() != nil {
 			continue
 		}
 		rpc := c.rpc(inst.Fingerprint)
@@ -76,7 +76,7 @@ func (s *Stager) checkHealth(ctx context.Context) error {
 		if ctx.Err() != nil {
 			break
 		}
-		if registry.NoAnswer(err) { // its heartbeat reports that, unless the plugin is being stopped
+		if registry.NoAnswer(err) { // the plugin's heartbeat reports that, unless the plugin is being stopped
 			skip[inst.InstanceKey] = true
 			// A suspension that cannot be written stays in memory.
 			_ = s.Suspended.SuspendFailed(ctx, s.State, inst, err, s.Now())

@@ -58,7 +58,7 @@ type Controller interface {
 	Feasible(
 		view registry.View, v registry.Volume, c registry.Claim, planned []registry.Claim,
 	) (registry.Claim, []registry.Infeasible)
-	// FeasibleAttach returns why AwaitAttach would wait, or Attach would fail.
+	// FeasibleAttach returns why AwaitAttach would wait, or Attach would wait or fail.
 	FeasibleAttach(view registry.View, v registry.Volume, u registry.Usage, to intent.AttachTo) []registry.Infeasible
 	// FeasibleCreate returns why Provide would wait or fail.
 	FeasibleCreate(view registry.View, s registry.VolumeSpec) []registry.Infeasible

@@ -9,8 +9,9 @@ import (
 )
 
 // Lose begins to release all volumes of this node, after the node was declared lost. An event tells the host which
-// allocs have lost their volumes. Their records say so too until the host releases them. A claim of an alloc without a
-// record comes from an earlier installation of the node.
+// allocs have lost their volumes. Their records say so too until the host releases them. An alloc that is being
+// released already gets no event. A claim of an alloc without a record comes from an earlier installation of the node:
+// the alloc gets a record, which is deleted as soon as the volumes are released.
 func (a *Allocs) Lose(ctx context.Context, why string) error {
 	var allocs []registry.AllocID
 	_, err := registry.Ensure(ctx, a.State, func(v registry.View) (change registry.Change, err error) {
@@ -55,8 +56,8 @@ func (a *Allocs) holders(v registry.View) map[registry.AllocID]bool {
 	return ids
 }
 
-// awaitAdmitted waits until the volume may be claimed and mounted on this node. It does not wait if the volume is
-// already published for the request.
+// awaitAdmitted waits until volumes may be claimed and mounted on this node. It does not wait if a volume is already
+// published for the request.
 func (req *request) awaitAdmitted(ctx context.Context, g hooks.AllocGroup) error {
 	if req.AwaitAdmitted == nil {
 		return nil
@@ -72,7 +73,7 @@ func (req *request) awaitAdmitted(ctx context.Context, g hooks.AllocGroup) error
 	if err != nil || published {
 		return err
 	}
-	ctx, cancel := req.bounded(ctx)
+	ctx, cancel := req.waitContext(ctx)
 	defer cancel()
 	req.step = registry.StepClaim
 	ended := func() {} // of the last recorded wait

@@ -54,7 +54,8 @@ func (s *Stager) MountParts(
 	return at, s.recordParts(ctx, r, missing, registry.MarkDone)
 }
 
-// hasPart reports whether a part is mounted at a path. A mount without a record there is an error.
+// hasPart reports whether a part of the ref's volume is mounted at a path. A mount at a path without a recorded part is
+// an error.
 func (s *Stager) hasPart(r registry.Ref, at string) (bool, error) {
 	if !slices.ContainsFunc(r.Parts, func(p registry.Part) bool { return p.At == at }) {
 		return false, s.checkNoMount(at)

@@ -110,7 +110,8 @@ func (a *Allocs) Prepare(ctx context.Context, call registry.Call, g hooks.AllocG
 	return a.prepare(ctx, call, g, spec)
 }
 
-// prepare mounts the volumes of an alloc in order, and records that the alloc is ready.
+// prepare mounts the volumes of an alloc in order, and records that the alloc is ready. After a failure it records why,
+// and mounts no further volume.
 func (a *Allocs) prepare(
 	ctx context.Context, call registry.Call, g hooks.AllocGroup, spec hooks.GroupSpec,
 ) (map[string]hooks.Plan, error) {
@@ -122,9 +123,11 @@ func (a *Allocs) prepare(
 		}
 	}
 	for i, r := range requests {
-		req := &request{Allocs: a, by: intent.Caller{Call: call},
+		req := &request{
+			Allocs: a, by: intent.Caller{Call: call},
 			key:   registry.ClaimKey{Alloc: g.Alloc, Request: r.Name},
-			parts: spec.Parts(r.Name)}
+			parts: spec.Parts(r.Name),
+		}
 		if i == len(requests)-1 { // the last outcome of this request makes the alloc ready
 			req.then = func(v registry.View, at hooks.Published) (registry.Change, error) {
 				all := maps.Clone(published)
@@ -241,11 +244,13 @@ func (a *Allocs) stopPrepare(id registry.AllocID) {
 	}
 }
 
+// stop cancels a Prepare because of a Release. It does nothing to a release.
 func (w *work) stop() {
 	w.stopped.Store(true)
 	w.cancel(errReleased)
 }
 
+// endWork records that the work has ended, and wakes those that wait for it.
 func (a *Allocs) endWork(id registry.AllocID, w *work) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -255,8 +260,8 @@ func (a *Allocs) endWork(id registry.AllocID, w *work) {
 	close(w.done)
 }
 
-// readyChange returns the change that records that all volumes of the alloc are published. It fails if the alloc is
-// being released.
+// readyChange returns the change that records that all volumes of the alloc are published, with the answer of the call.
+// It is empty if that is recorded already. It fails if the alloc is being released, or has no record.
 func readyChange(
 	v registry.View, call registry.Call, id registry.AllocID, plans map[string]hooks.Plan,
 ) (registry.Change, error) {
@@ -335,7 +340,7 @@ func (req *request) mountRequest(
 
 // awaitAttach waits until the volume's plugin can attach it, if the volume needs that.
 func (req *request) awaitAttach(ctx context.Context, vol registry.Volume) error {
-	ctx, cancel := req.bounded(ctx)
+	ctx, cancel := req.waitContext(ctx)
 	defer cancel()
 	to, err := req.attachTo(ctx, "")
 	if err != nil {
@@ -344,8 +349,8 @@ func (req *request) awaitAttach(ctx context.Context, vol registry.Volume) error 
 	return req.controller.AwaitAttach(ctx, vol, to, req.recordControllerWait(ctx))
 }
 
-// mount attaches, stages and publishes the volume, then mounts its parts. Without an expansion, stage and publish are
-// one series of calls.
+// mount attaches, stages and publishes the volume, sets the ownership of its files, and then mounts its parts. Without
+// an expansion, stage and publish are one series of calls.
 func (req *request) mount(
 	ctx context.Context, vol registry.Volume, u registry.Usage, node registry.Instance,
 ) (hooks.Published, error) {
@@ -402,16 +407,16 @@ func (req *request) attachTo(ctx context.Context, id registry.NodeID) (to intent
 	return to, err
 }
 
-// grow completes an expansion that was made while the volume was not in use on this node.
+// grow completes a pending expansion on this node (Stager.Grow), and records the node's progress in the volume.
 func (req *request) grow(ctx context.Context) error {
-	before := req.step
+	outerStep := req.step
 	req.step = registry.StepExpand
 	done, err := req.stager.Grow(ctx, req.by, req.key.Volume, false)
 	if err == nil {
 		err = req.controller.NodeExpanded(ctx, req.key.Volume, done)
 	}
 	if err == nil {
-		req.step = before
+		req.step = outerStep
 	}
 	return err
 }

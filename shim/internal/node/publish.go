@@ -28,9 +28,9 @@ func (s *Stager) Publish(
 	}
 	r, _ := st.ref(key)
 	if r.Publish == registry.MarkDone && r.Usage == u && r.Boot == s.machine.Boot() {
-		at, there, err := s.published(ctx, r)
+		at, there, err := s.findPublished(ctx, r)
 		if err == nil && there {
-			err = s.mount(ctx, calls...)
+			err = s.mount(ctx, calls...) // the stage may be missing
 		}
 		if err != nil || there {
 			return at, err
@@ -63,9 +63,9 @@ func (s *Stager) Publish(
 	return at, err
 }
 
-// published returns where the volume is published, and whether it is still there. It looks for a file system in the
+// findPublished returns where the volume is published, and whether it is still there. It looks for a file system in the
 // mount table. It looks for a block device at the path, because the plugin may have made the device.
-func (s *Stager) published(ctx context.Context, r registry.Ref) (at hooks.Published, there bool, err error) {
+func (s *Stager) findPublished(ctx context.Context, r registry.Ref) (at hooks.Published, there bool, err error) {
 	at = hooks.Published{Target: r.Target, Usage: r.Usage}
 	if r.Usage.Attachment != registry.BlockDevice {
 		there, err = s.machine.Mounted(r.Target.Host)
@@ -80,6 +80,7 @@ func (s *Stager) published(ctx context.Context, r registry.Ref) (at hooks.Publis
 }
 
 // publishCall returns the NodePublishVolume for the ref. When the call is done, at says where the volume is published.
+// If the plugin stages, the call needs the staging; publishChange checks that when the call begins.
 func (s *Stager) publishCall(
 	ctx context.Context, by intent.Caller, v registry.Volume, r registry.Ref, st state, inst registry.Instance,
 	at *hooks.Published,
@@ -105,7 +106,7 @@ func (s *Stager) publishCall(
 			done := r
 			done.Publish, done.Server = registry.MarkDone, server
 			put := []registry.Record{done}
-			if p, found := view.Staging(r.Volume); found && !stages && !s.publishedElse(view, r) {
+			if p, found := view.Staging(r.Volume); found && !stages && !s.publishedForOther(view, r) {
 				p.Expanded = mountedAnew(p.Expanded)
 				put = append(put, p)
 			}
@@ -126,14 +127,14 @@ func (s *Stager) publishCall(
 	}), filepath.Dir(r.Target.Host)}, nil
 }
 
-// publishedElse reports whether, since the last boot, the volume may also have been published for another request.
-func (s *Stager) publishedElse(view registry.View, r registry.Ref) bool {
+// publishedForOther reports whether, since the last boot, the volume may also have been published for another request.
+func (s *Stager) publishedForOther(view registry.View, r registry.Ref) bool {
 	return slices.ContainsFunc(view.Refs(r.Volume), func(other registry.Ref) bool {
 		return other.ClaimKey() != r.ClaimKey() && other.Publish != registry.MarkNone && other.Boot == s.machine.Boot()
 	})
 }
 
-// unstagedUsers reports whether the volume is published for other requests by a plugin that did not stage it.
+// unstagedUsers reports whether the volume is published, for whatever request, by a plugin that did not stage it.
 func unstagedUsers(st state) bool {
 	return st.staging.State == registry.MarkNone && len(st.refs) > 0
 }
@@ -159,7 +160,7 @@ func (s *Stager) awaitPublished(
 	ctx context.Context, by registry.InstanceKey, r registry.Ref,
 ) (at hooks.Published, err error) {
 	there, err := pollMounts(ctx, func() (there bool, err error) {
-		at, there, err = s.published(ctx, r)
+		at, there, err = s.findPublished(ctx, r)
 		return there, err
 	})
 	switch {
@@ -178,7 +179,8 @@ func (s *Stager) awaitPublished(
 	return at, err
 }
 
-// publishChange returns the change that records the ref, or an error if the publish conflicts with the records.
+// publishChange returns the change that records the ref. It returns an error if the publish conflicts with the records,
+// or if nothing may be published on this node now.
 func (s *Stager) publishChange(
 	view registry.View, v registry.Volume, r registry.Ref, stages bool,
 ) (registry.Change, error) {
@@ -189,7 +191,7 @@ func (s *Stager) publishChange(
 		return registry.Change{}, err
 	}
 	switch {
-	case !st.claimed(r.ClaimKey()):
+	case !st.hasClaim(r.ClaimKey()):
 		return registry.Change{}, conflict("volume %s is not claimed for the request", v.VolumeName())
 	case s.unattached(view, st, v):
 		return registry.Change{}, conflict("volume %s is not attached; it has to be attached first", v.VolumeName())
@@ -231,8 +233,8 @@ func (s *Stager) Unused(ctx context.Context, key registry.ClaimKey) error {
 }
 
 // Unpublish unpublishes the volume for the claim, and deletes the ref. With last it unstages the volume afterwards,
-// unless the volume is published for another claim. Without a mount it does nothing. then is committed with the last
-// call.
+// unless the volume is published for another claim. If there is nothing to unpublish or unstage, it does nothing, and
+// commits nothing of then. Otherwise then is committed with the last call.
 func (s *Stager) Unpublish(
 	ctx context.Context, by intent.Caller, key registry.ClaimKey, last bool, then ...registry.Decision,
 ) error {
@@ -241,8 +243,8 @@ func (s *Stager) Unpublish(
 		return err
 	}
 	r, published := st.ref(key)
-	last = last && st.staging.State != registry.MarkNone && (len(st.refs) == 0 || published && len(st.refs) == 1)
-	if !published && !last {
+	unstage := last && st.staging.State != registry.MarkNone && (len(st.refs) == 0 || published && len(st.refs) == 1)
+	if !published && !unstage {
 		return nil
 	}
 	if _, err := s.Await(ctx, by, registry.RoleNode, key.Volume.Plugin); err != nil {
@@ -258,7 +260,7 @@ func (s *Stager) Unpublish(
 		call.What = what
 		calls = append(calls, call)
 	}
-	if last {
+	if unstage {
 		calls = append(calls, s.unstageCall(ctx, by, st.staging))
 	}
 	calls[len(calls)-1].Then = then
@@ -311,7 +313,8 @@ func (s *Stager) unpublishCall(
 	})
 }
 
-// removeTarget removes the target's parent. A plugin should have removed the target; many leave an empty directory.
+// removeTarget removes the target and its parent, and describes what it could not remove. A plugin should have removed
+// the target; many leave an empty directory.
 func (s *Stager) removeTarget(r registry.Ref) string {
 	parent := filepath.Dir(r.Target.Host)
 	if s.machine.RemoveDir(parent) == nil {

@@ -130,7 +130,7 @@ func (a *Allocs) resumeKept(id registry.AllocID) {
 
 // releaseAll releases all volumes of the alloc at the same time, so that none delays another. Then it deletes the
 // records of the alloc and of its inline volumes. It retries until that is done or ctx ends. kept means that the host
-// has yet to release the alloc.
+// has yet to release the alloc, so the alloc's record stays.
 func (a *Allocs) releaseAll(ctx context.Context, id registry.AllocID) (kept bool) {
 	a.releaseClaims(ctx, id)
 	a.persistRelease(ctx, id, func(time.Duration) error { return a.controller.SettleClaims(ctx) })
@@ -142,12 +142,14 @@ func (a *Allocs) releaseAll(ctx context.Context, id registry.AllocID) (kept bool
 	return kept
 }
 
+// releaseClaims releases all claimed volumes of the alloc at the same time. It retries each until it is released or ctx
+// ends.
 func (a *Allocs) releaseClaims(ctx context.Context, id registry.AllocID) {
 	var claims []registry.Claim
 	var al registry.Alloc
 	a.persistRelease(ctx, id, func(time.Duration) error {
 		return a.State.View(ctx, func(v registry.View) error {
-			claims = a.toRelease(v, id)
+			claims = a.claimsToRelease(v, id)
 			al, _ = v.Alloc(id)
 			return nil
 		})
@@ -163,9 +165,9 @@ func (a *Allocs) releaseClaims(ctx context.Context, id registry.AllocID) {
 	all.Wait()
 }
 
-// toRelease returns the claims of an alloc. While this node was lost, another node may have released a claim whose
-// volume is still mounted here. toRelease adds such claims from the refs.
-func (a *Allocs) toRelease(v registry.View, id registry.AllocID) []registry.Claim {
+// claimsToRelease returns the claims of an alloc. While this node was lost, another node may have released a claim
+// whose volume is still mounted here. claimsToRelease adds such claims from the refs.
+func (a *Allocs) claimsToRelease(v registry.View, id registry.AllocID) []registry.Claim {
 	claims := a.claimsOf(v, id)
 	if a.AwaitAdmitted == nil {
 		return claims // no other node releases them
@@ -192,7 +194,7 @@ func (a *Allocs) claimsOf(v registry.View, id registry.AllocID) []registry.Claim
 // endRelease deletes the records of an alloc whose volumes are released. kept means that the host has yet to release
 // the alloc, so its record stays.
 func (a *Allocs) endRelease(ctx context.Context, id registry.AllocID) (kept bool, err error) {
-	for ended := false; !ended; {
+	for unchanged := false; !unchanged; {
 		var al registry.Alloc
 		err := a.State.View(ctx, func(v registry.View) error { al, _ = v.Alloc(id); return nil })
 		if al.Lost || err != nil {
@@ -203,9 +205,9 @@ func (a *Allocs) endRelease(ctx context.Context, id registry.AllocID) (kept bool
 		}
 		_, err = registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
 			now, known := v.Alloc(id)
-			// false if another call has changed since then whether the volumes are kept
-			ended = !known || now.Keep == al.Keep && now.Release.ID == al.Release.ID
-			if !known || !ended {
+			// otherwise another call has changed whether discard has to delete volumes
+			unchanged = !known || now.Keep == al.Keep && now.Release.ID == al.Release.ID
+			if !known || !unchanged {
 				return registry.Change{}, nil
 			}
 			return forgetChange(v, now), nil
@@ -221,7 +223,7 @@ func (a *Allocs) endRelease(ctx context.Context, id registry.AllocID) (kept bool
 // without keep proves that the alloc has ended. A release by Sync keeps the volumes, because a host that lost its
 // records may leave out a living alloc.
 func (a *Allocs) discard(ctx context.Context, al registry.Alloc) error {
-	for _, r := range a.discards(al) {
+	for _, r := range a.requestsToDiscard(al) {
 		name, err := volumeName(hooks.AllocGroup{Namespace: al.Namespace, Index: al.Index}, r)
 		if err == nil {
 			err = a.controller.Discard(ctx, name, originOf(al.Job, al.Group, r.Name), al.ID)
@@ -233,8 +235,8 @@ func (a *Allocs) discard(ctx context.Context, al registry.Alloc) error {
 	return nil
 }
 
-// discards returns the requests of the alloc whose volumes discard deletes.
-func (a *Allocs) discards(al registry.Alloc) []hooks.VolumeRequest {
+// requestsToDiscard returns the requests of the alloc whose volumes discard deletes.
+func (a *Allocs) requestsToDiscard(al registry.Alloc) []hooks.VolumeRequest {
 	if al.Release.ID == "" || al.Keep {
 		return nil
 	}
@@ -324,7 +326,7 @@ func (a *Allocs) releaseWaits(ctx context.Context, id registry.AllocID) error {
 	return registry.Errorf(registry.ErrUnavailable, "%s", waits)
 }
 
-// use says how this node uses a volume, from the view of one request.
+// use says how this node uses a volume, as one request sees it.
 type use struct {
 	own    bool // published, or maybe published, for the request
 	others bool // published, or maybe published, for another request
@@ -417,7 +419,7 @@ func (req *request) unclaimChange(v registry.View) (registry.Change, error) {
 func (req *request) forgetAllocChange(v registry.View) (registry.Change, error) {
 	al, known := v.Alloc(req.key.Alloc)
 	if !known || al.Lost || al.State != registry.AllocReleasing || len(req.claimsOf(v, al.ID)) > 0 ||
-		len(req.discards(al)) > 0 {
+		len(req.requestsToDiscard(al)) > 0 {
 		return registry.Change{}, nil
 	}
 	return forgetChange(v, al), nil

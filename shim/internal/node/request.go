@@ -27,7 +27,7 @@ type request struct {
 	round time.Duration // limit for waits and retries in one try to release the volume
 }
 
-// lock locks the volume, and records a long wait for that. settle clears the recorded wait.
+// lock locks the volume, and records a long wait for the lock. The next settle clears that record.
 func (req *request) lock(ctx context.Context, what string) (unlock func(), err error) {
 	req.step = registry.StepTurn
 	if busy := req.Locks.Busy(req.key.Volume); busy != "" {
@@ -36,7 +36,7 @@ func (req *request) lock(ctx context.Context, what string) (unlock func(), err e
 	return req.Locks.Lock(ctx, req.key.Volume, what)
 }
 
-// awaitNode waits for a healthy node instance of the volume's plugin, and records the wait.
+// awaitNode waits for a healthy node instance of the plugin, and records the wait.
 func (req *request) awaitNode(ctx context.Context, plugin registry.PluginID) (registry.Instance, error) {
 	what := fmt.Sprintf("plugin %s to be healthy on this node", plugin)
 	if _, serves := req.Plugins.Find(registry.RoleNode, plugin); !serves {
@@ -55,7 +55,7 @@ func (req *request) awaitPlugin(
 	if inst, found := req.Plugins.Find(role, plugin); found && inst.Health.State == registry.Healthy {
 		return inst, nil
 	}
-	ctx, cancel := req.bounded(ctx)
+	ctx, cancel := req.waitContext(ctx)
 	defer cancel()
 	req.recordPluginWait(ctx, role, what)
 	inst, err := req.Plugins.Await(ctx, role, plugin)
@@ -76,9 +76,9 @@ func (req *request) recordControllerWait(ctx context.Context) func(what string) 
 	return func(what string) { req.recordPluginWait(ctx, registry.RoleController, what) }
 }
 
-// bounded returns a context for a wait for a plugin. It ends at RetryUntil, and has a deadline even if the caller set
-// none.
-func (req *request) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+// waitContext returns a context for a wait. It ends with the caller's deadline or at RetryUntil. If there is neither,
+// it ends after pluginWait.
+func (req *request) waitContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	waiting, cancel := req.by.WaitContext(ctx)
 	if _, has := waiting.Deadline(); has {
 		return waiting, cancel
@@ -121,10 +121,10 @@ func (req *request) settle(ctx context.Context, follows func(registry.Intent) bo
 }
 
 // settleDown is settle for a release. If the open call is to be undone and may still run (mayRun), settleDown first
-// repeats it for at most roundLimit. It repeats an expansion or modification until the caller's retries end, and then
-// closes it; the next mount or expansion sends it again.
+// repeats it for at most roundLimit, and returns nil even if its outcome is still unknown then. It repeats an expansion
+// or modification until the caller's retries end, and then closes it; the next mount or expansion sends it again.
 func (req *request) settleDown(ctx context.Context, follows func(registry.Intent) bool) error {
-	var round *time.Timer // nil: the open call does not run any more, or has no undo
+	var round *time.Timer // set by settle, if the open call is to be undone and may still run
 	limited, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	err := req.settle(limited, func(open registry.Intent) bool {
@@ -152,6 +152,7 @@ func (req *request) settleDown(ctx context.Context, follows func(registry.Intent
 	return nil
 }
 
+// errRound is the cause of a context that settleDown has ended after roundLimit.
 var errRound = fmt.Errorf("it has had no certain outcome for %s", roundLimit)
 
 // mayRun reports whether the open call may still run, so that its undo has to wait. A call does not run any more if its
@@ -175,7 +176,7 @@ func (req *request) leaveAlteration(ctx context.Context) (left bool, err error) 
 	return req.controller.LeaveAlteration(ctx, req.key.Volume)
 }
 
-// madeOpenCall reports whether the call was made for this request.
+// madeOpenCall reports whether the open call was made for this request.
 func (req *request) madeOpenCall(open registry.Intent) bool {
 	return open.Alloc == req.key.Alloc && open.Request == req.key.Request
 }
@@ -226,15 +227,15 @@ func (req *request) clearWait(ctx context.Context) {
 	})
 }
 
-// long is the duration from which a wait is recorded. After a swap there are many shorter waits.
-const long = 100 * time.Millisecond
+// longWait is the duration from which a wait is recorded. After a swap there are many shorter waits.
+const longWait = 100 * time.Millisecond
 
 // recordLongWait records w if the wait becomes long. The caller must call ended when the wait ends; after that nothing
 // is recorded.
 func (req *request) recordLongWait(ctx context.Context, w registry.Wait) (ended func()) {
 	w = req.waitOfStep(w)
 	recorded := make(chan struct{})
-	timer := time.AfterFunc(long, func() {
+	timer := time.AfterFunc(longWait, func() {
 		defer close(recorded)
 		req.storeWait(ctx, w)
 	})

@@ -28,7 +28,8 @@ type mountCall struct {
 	dir string
 }
 
-// mount makes the directories of the calls and sends them, one after the other.
+// mount makes the directories of the calls and sends the calls, one after the other. Then it removes each directory
+// that no record names, because its call was not sent.
 func (s *Stager) mount(ctx context.Context, calls ...mountCall) error {
 	var send []intent.Call
 	for _, c := range calls {
@@ -148,7 +149,8 @@ func (s *Stager) stageCall(
 	}), at.Host}, nil
 }
 
-// stageChange returns the change that marks the stage as sent, or an error if the stage conflicts with the records.
+// stageChange returns the change that marks the stage as sent. It returns an error if the stage conflicts with the
+// records, or if nothing may be staged on this node now.
 func (s *Stager) stageChange(
 	view registry.View, v registry.Volume, u registry.Usage, at registry.Tree,
 ) (registry.Change, error) {
@@ -177,8 +179,12 @@ func (s *Stager) stageChange(
 // unattached reports whether the volume lacks an attachment that its plugin needs. While no controller is registered,
 // an attachment that the plugin may need counts as needed. A volume that was mounted without an attachment needs none.
 func (s *Stager) unattached(view registry.View, st state, v registry.Volume) bool {
-	if at := st.attachment.State; at != registry.MarkNone || st.staging.State != registry.MarkNone || len(st.refs) > 0 {
-		return at != registry.MarkNone && at != registry.MarkDone
+	attachment := st.attachment.State
+	if attachment != registry.MarkNone {
+		return attachment != registry.MarkDone
+	}
+	if st.staging.State != registry.MarkNone || len(st.refs) > 0 {
+		return false
 	}
 	if inst, found := s.Plugins.Find(registry.RoleController, v.Plugin); found && !v.Ephemeral {
 		return inst.Fingerprint.Has(registry.AttachDetach)
@@ -251,7 +257,8 @@ func (s *Stager) Down(view registry.View, key registry.ClaimKey) error {
 	return nil
 }
 
-// checkNoMount fails if something is mounted at a path that has no record. A plugin might take that mount for its own.
+// checkNoMount returns an ErrConflict if something is mounted at a path, for which there is no record. A plugin might
+// take that mount for its own.
 func (s *Stager) checkNoMount(path string) error {
 	mounted, err := s.machine.Mounted(path)
 	if err == nil && mounted {

@@ -59,6 +59,7 @@ type state struct {
 	open       registry.Intent  // the open call on this node; zero: none
 }
 
+// stateOf returns the records of a volume in a view.
 func (s *Stager) stateOf(view registry.View, key registry.VolumeKey) state {
 	st := state{refs: view.Refs(key)}
 	st.claims = slices.DeleteFunc(view.Claims(key), func(c registry.Claim) bool { return c.Node != s.Node })
@@ -69,6 +70,7 @@ func (s *Stager) stateOf(view registry.View, key registry.VolumeKey) state {
 	return st
 }
 
+// state returns the last committed records of a volume.
 func (s *Stager) state(ctx context.Context, key registry.VolumeKey) (st state, err error) {
 	err = s.State.View(ctx, func(view registry.View) error {
 		st = s.stateOf(view, key)
@@ -86,7 +88,8 @@ func (st state) ref(key registry.ClaimKey) (r registry.Ref, found bool) {
 	return r, i >= 0
 }
 
-func (st state) claimed(key registry.ClaimKey) bool {
+// hasClaim reports whether this node has the claim.
+func (st state) hasClaim(key registry.ClaimKey) bool {
 	return slices.ContainsFunc(st.claims, func(c registry.Claim) bool { return c.ClaimKey() == key })
 }
 
@@ -143,8 +146,9 @@ func (s *Stager) server(inst registry.Instance, path string) registry.TaskKey {
 	return registry.TaskKey{}
 }
 
-// awaitUnmounted waits until the mount at path is gone. answer is the error of the call that should have removed the
-// mount. If the mount remains, awaitUnmounted returns an error.
+// awaitUnmounted waits until the mount at path is gone, after a call that should have removed it. answer is the error
+// of that call. awaitUnmounted returns any answer but NOT_FOUND at once. If the mount remains for mountWait, it returns
+// an error.
 func (s *Stager) awaitUnmounted(
 	ctx context.Context, rpc registry.RPC, at registry.InstanceKey, path string, answer error,
 ) error {
@@ -175,8 +179,8 @@ func (s *Stager) awaitUnmounted(
 // another process mount, and answer before it has done so.
 const mountWait = time.Second
 
-// pollMounts polls until holds returns true, for mountWait at most. It fails if ctx ends first, because then the
-// outcome of the call is unknown.
+// pollMounts polls until holds returns true, for mountWait at most, and returns the last result. It fails if ctx ends
+// first, because then the outcome of the call is unknown.
 func pollMounts(ctx context.Context, holds func() (bool, error)) (bool, error) {
 	const first, most = 10 * time.Millisecond, 100 * time.Millisecond
 	end := time.Now().Add(mountWait)
@@ -212,8 +216,8 @@ func (s *Stager) event(kind registry.EventKind, i registry.Intent, detail string
 }
 
 // Settle brings an open node call to a certain outcome, success or failure, and then returns nil. It sends the call
-// again, with the recorded arguments. It undoes a publish instead if its secrets are unavailable or its stage is gone.
-// The caller holds the volume's lock.
+// again, with the recorded arguments. It undoes a publish instead if the publish cannot be sent, as when its secrets
+// are unavailable, or if its stage is gone. The caller holds the volume's lock.
 func (s *Stager) Settle(ctx context.Context, by intent.Caller, open registry.Intent) error {
 	return intent.Unsettled(s.sendAgain(ctx, by, open))
 }
@@ -252,7 +256,8 @@ func (s *Stager) sendAgain(ctx context.Context, by intent.Caller, open registry.
 	return registry.Errorf(registry.ErrInternal, "%s is not a node call", open.RPC)
 }
 
-// publishAgain publishes or unpublishes again; see Settle.
+// publishAgain sends an open publish or unpublish again. It unpublishes the volume if the publish cannot be sent: see
+// Settle.
 func (s *Stager) publishAgain(
 	ctx context.Context, by intent.Caller, open registry.Intent, st state, r registry.Ref, inst registry.Instance,
 ) error {

@@ -18,8 +18,8 @@ const askLimit = 10 * time.Second
 // Stats returns the usage of the volume in each unit (NodeGetVolumeStats), and records the condition that the plugin
 // reports.
 //
-// ErrConflict means that the volume is not mounted here, or that another call for it is open or has come meanwhile.
-// ErrUnsupported means that the plugin does not report statistics.
+// ErrConflict means that the volume is not mounted here, that another call for it is open, or that another operation
+// has needed the volume's lock meanwhile. ErrUnsupported means that the plugin does not report statistics.
 func (s *Stager) Stats(ctx context.Context, name registry.VolumeName) (usage []registry.VolumeUsage, err error) {
 	err = s.ask(ctx, name, func(asking context.Context, st state) error {
 		key := st.volume.VolumeKey()
@@ -157,7 +157,7 @@ func (s *Stager) measuredPath(st state) (at registry.Tree, needsMount bool, err 
 		st.volume.VolumeName())
 }
 
-// isThere reports whether the volume is at the path. If needsMount is set, the path must be a mount point.
+// isThere reports whether something is mounted at the path. If needsMount is false, it returns true without a look.
 func (s *Stager) isThere(at registry.Tree, needsMount bool) (bool, error) {
 	if !needsMount {
 		return true, nil

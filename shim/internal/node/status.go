@@ -21,7 +21,7 @@ func (a *Allocs) Status(
 			}
 			return nil
 		}
-		claims := map[registry.AllocID][]registry.Claim{} // ClaimsOf reads the keys of all claims
+		claims := map[registry.AllocID][]registry.Claim{} // ClaimsOf would read the keys of all claims for each alloc
 		for _, c := range v.AllClaims() {
 			claims[c.Alloc] = append(claims[c.Alloc], c)
 		}
@@ -67,31 +67,32 @@ func allocStatus(v registry.View, al registry.Alloc, claims []registry.Claim) re
 	return out
 }
 
-// waitOf returns the current wait of a claim's request: the wait of its open call, or else the recorded one. A request
-// that waits for a plugin or a lock has no open call. An open call of the volume then belongs to another request.
+// waitOf returns the current wait of a claim's request: the wait of its open call, or else the recorded one; nil: none.
+// A request that waits for a plugin or a lock has no open call. An open call of the volume then belongs to another
+// request.
 func waitOf(v registry.View, al registry.Alloc, c registry.Claim) *registry.Wait {
 	if al.State == registry.AllocReady {
 		return nil
 	}
-	var known *registry.Wait
+	var recorded *registry.Wait
 	for _, w := range al.Waiting {
 		if w.Request == c.Request {
-			known = &w
+			recorded = &w
 		}
 	}
 	open, found := registry.OpenIntent(v, c.Volume)
 	foreign := open.Alloc != "" && (open.Alloc != al.ID || open.Request != c.Request)
-	if !found || open.RPC.Step() == "" || foreign || known != nil &&
-		(known.Step == registry.StepPlugin || known.Step == registry.StepTurn) {
-		return known
+	waitsBefore := recorded != nil && (recorded.Step == registry.StepPlugin || recorded.Step == registry.StepTurn)
+	if !found || open.RPC.Step() == "" || foreign || waitsBefore {
+		return recorded
 	}
 	w := intent.Waits(open)
 	w.Alloc, w.Request = al.ID, c.Request
-	if known != nil && open.Outcome != registry.OutcomePending && w.Next.IsZero() {
-		w.Next = known.Next
+	if recorded != nil && open.Outcome != registry.OutcomePending && w.Next.IsZero() {
+		w.Next = recorded.Next
 	}
-	if known != nil {
-		w = continueWait(*known, w)
+	if recorded != nil {
+		w = continueWait(*recorded, w)
 	}
 	return &w
 }
@@ -108,7 +109,7 @@ func (a *Allocs) Volumes(
 		if only == (registry.VolumeName{}) {
 			volumes, allocs = v.Volumes(), v.Allocs()
 		} else {
-			volumes, allocs = theVolume(v, only)
+			volumes, allocs = volumeAndAllocs(v, only)
 		}
 		waits, creations := waitsOf(v, allocs), creationsOf(v)
 		for _, vol := range volumes {
@@ -126,8 +127,8 @@ func (a *Allocs) Volumes(
 	return list, at, err
 }
 
-// theVolume returns the volume with the given name, if it exists, and the allocs that may use it or wait for it.
-func theVolume(v registry.View, name registry.VolumeName) ([]registry.Volume, []registry.Alloc) {
+// volumeAndAllocs returns the volume with the given name, if it exists, and the allocs that claim it or wait for it.
+func volumeAndAllocs(v registry.View, name registry.VolumeName) ([]registry.Volume, []registry.Alloc) {
 	vol, known := v.Volume(name)
 	if !known {
 		return nil, nil

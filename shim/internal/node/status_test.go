@@ -61,7 +61,7 @@ func TestReleaseDoesNotWaitForAnothersStage(t *testing.T) {
 				}
 				return w
 			}
-			time.Sleep(long - time.Millisecond)
+			time.Sleep(longWait - time.Millisecond)
 			synctest.Wait()
 			if w := waitsFor("a2"); w.Step == registry.StepTurn {
 				t.Errorf("a short wait is recorded: %+v", w)

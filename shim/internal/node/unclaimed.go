@@ -44,8 +44,8 @@ func (a *Allocs) TakeDownUnclaimed(ctx context.Context) error {
 	return nil
 }
 
-// leftoverOf returns how the volume is still used on this node. unclaimed reports whether it is used, and no alloc of
-// this node uses or claims it.
+// leftoverOf returns how the volume is still used on this node. unclaimed reports whether it is staged or attached, and
+// not published or claimed on this node.
 func (a *Allocs) leftoverOf(v registry.View, key registry.VolumeKey) (l leftover, unclaimed bool) {
 	p, _ := v.Staging(key)
 	at, attached := v.Attachment(registry.AttachmentKey{Volume: key, Node: a.host.Node})
