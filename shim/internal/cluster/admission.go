@@ -28,6 +28,7 @@ func (b *broadcast) next() <-chan struct{} {
 	return b.ch
 }
 
+// fire wakes all waiting goroutines.
 func (b *broadcast) fire() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -56,7 +57,7 @@ func (r *reports) log(log hclog.Logger, what string, err error) {
 func (s *session) follow(
 	ctx context.Context, changes *broadcast, log hclog.Logger, what string, step func(context.Context) error,
 ) error {
-	for said := (reports{}); ; {
+	for logged := (reports{}); ; {
 		changed, valid := changes.next(), s.valid.next()
 		err := step(ctx)
 		if ctx.Err() != nil {
@@ -65,7 +66,7 @@ func (s *session) follow(
 		if errors.Is(err, registry.ErrFenced) {
 			return err
 		}
-		said.log(log, what, err)
+		logged.log(log, what, err)
 		var again <-chan time.Time
 		if err != nil {
 			again = time.After(time.Second)
@@ -87,7 +88,7 @@ type running[K comparable] struct {
 	ended broadcast // fires when a task has ended
 }
 
-// begin adds a task, and reports whether it was not running.
+// begin adds a task, and reports whether the caller may run it: false if it runs already.
 func (r *running[K]) begin(key K) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -101,6 +102,7 @@ func (r *running[K]) begin(key K) bool {
 	return true
 }
 
+// end removes a task that has ended.
 func (r *running[K]) end(key K) {
 	r.mu.Lock()
 	delete(r.keys, key)
@@ -114,13 +116,14 @@ func viewed[T any](ctx context.Context, s registry.State, read func(registry.Vie
 	return result, err
 }
 
-// mustTakeDown reports whether this node was declared lost and has not taken down its volumes since.
+// mustTakeDown reports whether this node was declared lost and has not taken down its volumes since. The copy record
+// has the last epoch whose volumes are taken down.
 func (s *State) mustTakeDown(v registry.View) bool {
 	node, _ := v.Node(s.node)
 	return node.Lost() || node.Epoch > s.copyIn(v).Epoch
 }
 
-// mayHaveMounts reports whether a volume may be mounted on this node.
+// mayHaveMounts reports whether a volume may be staged or published on this node.
 func mayHaveMounts(v registry.View) bool {
 	for _, p := range v.Stagings() {
 		if p.State != registry.MarkNone {
@@ -155,15 +158,15 @@ func (n *Node) Admitted(v registry.View) error {
 
 // AwaitAdmitted waits until Admitted returns nil. It calls waits with each new reason for waiting.
 func (n *Node) AwaitAdmitted(ctx context.Context, waits func(what string)) error {
-	for said := ""; ; {
+	for reported := ""; ; {
 		changed, valid := n.changes.next(), n.session.valid.next()
 		why, err := viewed(ctx, n.State, n.Admitted)
 		if err != nil || why == nil {
 			return err
 		}
-		if why.Error() != said {
-			said = why.Error()
-			waits(said)
+		if why.Error() != reported {
+			reported = why.Error()
+			waits(reported)
 		}
 		select {
 		case <-changed:

@@ -53,7 +53,7 @@ type request struct {
 // SettleClaims waits as State.Settle does.
 func (a *Attacher) SettleClaims(ctx context.Context) error { return a.remote.state.Settle(ctx) }
 
-// FeasibleAttach returns why no node can attach the volume now; nil: one can.
+// FeasibleAttach returns why no node can attach the volume now; nil: one can, or the volume need not be attached.
 func (a *Attacher) FeasibleAttach(
 	view registry.View, v registry.Volume, u registry.Usage, to intent.AttachTo,
 ) []registry.Infeasible {
@@ -124,7 +124,7 @@ func (a *Attacher) Attach(
 	ctx, cancel := by.WaitContext(ctx)
 	defer cancel()
 	if !to.Used && !v.Ephemeral {
-		if err := a.endEarlier(ctx, v.VolumeKey(), to.Node); err != nil {
+		if err := a.awaitEarlier(ctx, v.VolumeKey(), to.Node); err != nil {
 			return err
 		}
 	}
@@ -146,7 +146,7 @@ func (a *Attacher) Detach(
 	if err := a.deleteUnbegun(ctx, key, node); err != nil {
 		return err
 	}
-	if err := a.endEarlier(ctx, key, node); err != nil {
+	if err := a.awaitEarlier(ctx, key, node); err != nil {
 		return err
 	}
 	executor, attached, err := a.executor(ctx, key, node)
@@ -171,39 +171,40 @@ func (a *Attacher) executor(
 	return by, attached, err
 }
 
-// Provide is Controller.Provide at the executor.
+// Provide is Controller.Provide at the executor. A volume that is ready already needs no executor. If ctx ends first,
+// Provide deletes the record of the call, as its caller needs no volume any more.
 func (a *Attacher) Provide(
 	ctx context.Context, call registry.Call, spec registry.VolumeSpec, from registry.Origin,
 ) (v registry.Volume, err error) {
 	by, found := registry.ExecutorKey{Plugin: spec.Plugin, Node: spec.Node}, false
-	look := func(view registry.View) error {
+	readVolume := func(view registry.View) error {
 		if v, found = view.Volume(spec.VolumeName()); found {
 			by = v.ExecutedBy()
 		}
 		return nil
 	}
-	if err := a.calls.State.View(ctx, look); err != nil {
+	if err := a.calls.State.View(ctx, readVolume); err != nil {
 		return v, err
 	}
 	if found && v.State == registry.VolumeReady && !v.Unwanted() {
 		return a.Controller.Provide(ctx, call, spec, from)
 	}
-	var here bool
+	var doneHere bool // v is the result of this node's own call
 	r := request{Call: call, Spec: spec, Origin: from}
 	err = a.execute(ctx, provideMethod, by, r, func() (err error) {
 		v, err = a.Controller.Provide(ctx, call, spec, from)
-		here = err == nil
+		doneHere = err == nil
 		return err
 	})
-	if err != nil && ctx.Err() != nil { // the caller has given up and needs no volume any more
+	if err != nil && ctx.Err() != nil {
 		if c, failed := newCall(provideMethod, by, r); failed == nil {
 			a.remote.deleteCall(ctx, c.ID)
 		}
 	}
-	if err != nil || here {
+	if err != nil || doneHere {
 		return v, err
 	}
-	if err = a.calls.State.View(ctx, look); err == nil && !found {
+	if err = a.calls.State.View(ctx, readVolume); err == nil && !found {
 		err = registry.Errorf(registry.ErrConflict, "volume %s was deleted as soon as it was created",
 			spec.VolumeName())
 	}
@@ -224,7 +225,8 @@ func (a *Attacher) Settle(ctx context.Context, by intent.Caller, open registry.I
 	})
 }
 
-// LeaveAlteration is Controller.LeaveAlteration at the executor.
+// LeaveAlteration is Controller.LeaveAlteration at the executor. If another node is the executor, left is true whenever
+// an alteration was open before the call.
 func (a *Attacher) LeaveAlteration(ctx context.Context, key registry.VolumeKey) (left bool, err error) {
 	var open registry.Intent
 	if err := a.calls.State.View(ctx, func(view registry.View) error {
@@ -363,14 +365,14 @@ func idOf(method string, text []byte) registry.OperationID {
 	return registry.OperationID(hex.EncodeToString(sum[:]))
 }
 
-// endEarlier waits for the end of this node's earlier calls that attach the volume to the node or detach it. Their
+// awaitEarlier waits for the end of this node's earlier calls that attach the volume to the node or detach it. Their
 // callers have given up. Without the wait, the executor might carry out an earlier call after the next one.
-func (a *Attacher) endEarlier(ctx context.Context, key registry.VolumeKey, node registry.NodeName) error {
+func (a *Attacher) awaitEarlier(ctx context.Context, key registry.VolumeKey, node registry.NodeName) error {
 	if err := a.remote.state.awaitReady(ctx); err != nil {
 		return err
 	}
 	earlier, err := viewed(ctx, a.calls.State, func(view registry.View) []registry.RemoteCall {
-		return a.earlier(view, key, node)
+		return a.earlierCalls(view, key, node)
 	})
 	if err != nil {
 		return err
@@ -384,8 +386,8 @@ func (a *Attacher) endEarlier(ctx context.Context, key registry.VolumeKey, node 
 	return nil
 }
 
-// earlier returns this node's unfinished calls that attach the volume to the node or detach it.
-func (a *Attacher) earlier(
+// earlierCalls returns this node's unfinished calls that attach the volume to the node or detach it.
+func (a *Attacher) earlierCalls(
 	view registry.View, key registry.VolumeKey, node registry.NodeName,
 ) (list []registry.RemoteCall) {
 	for _, c := range view.RemoteCalls() {
@@ -398,9 +400,9 @@ func (a *Attacher) earlier(
 	return list
 }
 
-// deleteUnbegun deletes the records of earlier calls for a volume that has no attachment, because no executor has begun
-// to attach it. An executor that begins just now records an attachment. While the attachment exists, no claim of the
-// node is released.
+// deleteUnbegun deletes the records of earlier calls for a volume that has no attachment to the node: no executor has
+// begun to attach it. An executor that begins just now records an attachment. While the attachment exists, no claim of
+// the node is released.
 func (a *Attacher) deleteUnbegun(ctx context.Context, key registry.VolumeKey, node registry.NodeName) error {
 	if err := a.remote.state.awaitReady(ctx); err != nil {
 		return err
@@ -409,7 +411,7 @@ func (a *Attacher) deleteUnbegun(ctx context.Context, key registry.VolumeKey, no
 		if _, begun := view.Attachment(registry.AttachmentKey{Volume: key, Node: node}); begun {
 			return change, nil
 		}
-		for _, c := range a.earlier(view.Aside(), key, node) {
+		for _, c := range a.earlierCalls(view.Aside(), key, node) {
 			if now, found := view.RemoteCall(c.ID); found && !now.Done {
 				change.Delete = append(change.Delete, c.Key())
 			}

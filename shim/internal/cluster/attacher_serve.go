@@ -8,7 +8,8 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// Serve carries out a call of another node's Attacher.
+// Serve carries out a call of another node's Attacher. It returns an ErrConflict if the call's record is gone or has an
+// answer by the time that Serve holds the volume's lock. A call to provide a volume needs neither lock nor record.
 func (a *Attacher) Serve(ctx context.Context, method string, text []byte) error {
 	var r request
 	if err := json.Unmarshal(text, &r); err != nil {
@@ -61,7 +62,7 @@ func (a *Attacher) Serve(ctx context.Context, method string, text []byte) error 
 	if err != nil {
 		return err
 	}
-	return a.Controller.Attach(ctx, intent.Caller{}, v, r.Usage, r.To)
+	return a.Controller.Attach(ctx, intent.Caller{}, v, r.Usage, r.To) // attachMethod
 }
 
 // settleOther settles the open call of the volume if that call is for another node than the request.

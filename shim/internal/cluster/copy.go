@@ -19,8 +19,8 @@ import (
 	"holdfast/registry"
 )
 
-// copied is the progress of the copy of the shared records.
-type copied struct {
+// copyProgress is the progress of the copy of the shared records.
+type copyProgress struct {
 	mu       sync.Mutex                   // guards revision and waiting
 	revision int64                        // the revision of etcd that the copy has reached
 	waiting  map[string]chan registry.Seq // by the ID of a commit. Closed if the copy is loaded again
@@ -30,13 +30,13 @@ type copied struct {
 	full     atomic.Pointer[error]        // why the node's disk refuses changes of the copy; nil: it does not
 }
 
-// hasEnded returns the error for callers that find ended closed.
-func (c *copied) hasEnded() error {
+// endedError returns the error for callers that find ended closed.
+func (c *copyProgress) endedError() error {
 	return registry.Errorf(registry.ErrUnavailable, "the copy of the cluster's records has ended: %v", c.why)
 }
 
-// behind returns why ctx has ended before the copy had a revision.
-func (c *copied) behind(ctx context.Context) error {
+// behind returns why ctx has ended before the copy had a revision: the disk is full, or the cause of ctx.
+func (c *copyProgress) behind(ctx context.Context) error {
 	if full := c.full.Load(); full != nil {
 		return fmt.Errorf("%s: %w", fullText(*full), context.Cause(ctx))
 	}
@@ -48,8 +48,9 @@ func fullText(refused error) string {
 	return fmt.Sprintf("this node does not see changes of the cluster, because its disk is full: %v", refused)
 }
 
-// expect returns a new ID for a commit, and a channel that gets its index once the copy has it.
-func (c *copied) expect() (id string, applied <-chan registry.Seq, forget func()) {
+// expect returns a new ID for a commit, and a channel that gets the commit's index once the copy has the commit. The
+// channel is closed if the copy is loaded anew before that. The caller must call forget when it no longer waits.
+func (c *copyProgress) expect() (id string, applied <-chan registry.Seq, forget func()) {
 	id = uuid.NewString()
 	ch := make(chan registry.Seq, 1)
 	c.mu.Lock()
@@ -62,17 +63,17 @@ func (c *copied) expect() (id string, applied <-chan registry.Seq, forget func()
 	}
 }
 
-// until waits until is returns true. It calls is at once, and after each change of the copy.
-func (c *copied) until(ctx context.Context, is func() bool) error {
+// until waits until holds returns true. It calls holds at once, and after each change of the copy.
+func (c *copyProgress) until(ctx context.Context, holds func() bool) error {
 	for {
 		changed := c.changed.next()
-		if is() {
+		if holds() {
 			return nil
 		}
 		select {
 		case <-changed:
 		case <-c.ended:
-			return c.hasEnded()
+			return c.endedError()
 		case <-ctx.Done():
 			return registry.Errorf(registry.ErrUnavailable, "this node's copy of the cluster's records is behind: %w",
 				c.behind(ctx))
@@ -81,7 +82,7 @@ func (c *copied) until(ctx context.Context, is func() bool) error {
 }
 
 // wait waits until the copy has reached a revision.
-func (c *copied) wait(ctx context.Context, revision int64) error {
+func (c *copyProgress) wait(ctx context.Context, revision int64) error {
 	return c.until(ctx, func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -89,9 +90,9 @@ func (c *copied) wait(ctx context.Context, revision int64) error {
 	})
 }
 
-// awaitRoom waits while the node's disk is full. The copy is then behind etcd, and etcd may already have forgotten
-// deletions that the copy lacks. So nothing may be decided on the copy.
-func (c *copied) awaitRoom(ctx context.Context) (waited bool, err error) {
+// awaitRoom waits while the node's disk is full, and reports whether it has waited. The copy is then behind etcd, and
+// etcd may already have forgotten deletions that the copy lacks. So nothing may be decided on the copy.
+func (c *copyProgress) awaitRoom(ctx context.Context) (waited bool, err error) {
 	err = c.until(ctx, func() bool {
 		full := c.full.Load() != nil
 		waited = waited || full
@@ -100,8 +101,9 @@ func (c *copied) awaitRoom(ctx context.Context) (waited bool, err error) {
 	return waited, err
 }
 
-// forgetWaiting closes the channels of all waiting commits: the shim cannot find out whether the copy has them.
-func (c *copied) forgetWaiting() {
+// forgetWaiting closes the channels of all waiting commits: after the copy is loaded anew, the shim cannot find out
+// whether the copy has them.
+func (c *copyProgress) forgetWaiting() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, ch := range c.waiting {
@@ -111,7 +113,7 @@ func (c *copied) forgetWaiting() {
 }
 
 // reach records that the copy has reached a revision, and passes the index to the commits that it now has.
-func (c *copied) reach(revision int64, commits []string, at registry.Seq) {
+func (c *copyProgress) reach(revision int64, commits []string, at registry.Seq) {
 	defer c.changed.fire()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -126,9 +128,9 @@ func (c *copied) reach(revision int64, commits []string, at registry.Seq) {
 
 // copyIn returns the copy record of this cluster in a view.
 func (s *State) copyIn(v registry.View) registry.Copy {
-	copied, _ := v.Get(registry.CopyRecord(s.id)).(registry.Copy)
-	copied.Cluster = s.id
-	return copied
+	c, _ := v.Get(registry.CopyRecord(s.id)).(registry.Copy)
+	c.Cluster = s.id
+	return c
 }
 
 // copyAt returns the copy record of this cluster with another revision.
@@ -138,7 +140,8 @@ func (s *State) copyAt(v registry.View, revision int64) registry.Copy {
 	return c
 }
 
-// Run keeps the copy up to date until ctx ends, or the node's store fails.
+// Run joins the cluster, and keeps the copy up to date until ctx ends, the node's store fails, a record cannot be
+// decoded or s.abandon is called. It returns the cause.
 func (s *State) Run(ctx context.Context) (err error) {
 	defer func() { s.copy.why = err; close(s.copy.ended) }()
 	ctx, s.abandon = context.WithCancelCause(ctx)
@@ -154,7 +157,7 @@ func (s *State) Run(ctx context.Context) (err error) {
 		case !errors.Is(err, errInterrupted):
 			return err
 		}
-		s.waiting.Store(&err)
+		s.waiting.Store(&err) // shown only until the state is ready
 		select {
 		case <-time.After(retryPause): // a member of etcd without a leader ends each watch at once
 		case <-ctx.Done():
@@ -191,7 +194,7 @@ func sharedKeys(v registry.View) iter.Seq[registry.Key] {
 
 // follow watches etcd from the revision of the copy on, and applies the events. It first loads the copy if there is
 // none, or if the copy lacks buckets that an earlier release did not know. The first follow of a shim also loads it if
-// etcd was restored from a backup: then the copy is ahead of the write with which this shim joined.
+// etcd was restored from a backup: then the copy is not behind the write with which this shim joined (s.own).
 func (s *State) follow(ctx context.Context, first bool) error {
 	c, err := viewed(ctx, s.local, s.copyIn)
 	if err != nil {
@@ -327,7 +330,7 @@ func (s *State) writeCopy(ctx context.Context, decide registry.Decision) (at reg
 		if at, err = s.local.Commit(ctx, decide); !errors.Is(err, registry.ErrExhausted) {
 			return at, err
 		}
-		full := err // others read it while err changes
+		full := err // a copy, because err changes while other goroutines read the stored error
 		s.copy.full.Store(&full)
 		select {
 		case <-time.After(time.Second):
@@ -337,8 +340,8 @@ func (s *State) writeCopy(ctx context.Context, decide registry.Decision) (at reg
 	}
 }
 
-// reach records what the copy has. Once the copy has all that earlier shims of this node have written, the state is
-// ready.
+// reach is copyProgress.reach. Once the copy has all that earlier shims of this node have written, which is before
+// s.own, it also makes the state ready.
 func (s *State) reach(revision int64, commits []string, at registry.Seq) {
 	s.copy.reach(revision, commits, at)
 	select {
@@ -393,7 +396,8 @@ func damaged(kv *mvccpb.KeyValue, err error) error {
 // pageSize is how many keys load reads at a time.
 const pageSize = 1000
 
-// load replaces the copy by the records of etcd, and returns their revision. Events since the last copy are missing.
+// load replaces the copy by the records of etcd, and returns their revision. The events between the old copy and that
+// revision are lost.
 func (s *State) load(ctx context.Context) (revision int64, err error) {
 	found, texts := map[registry.Key]registry.Record{}, map[registry.Key][]byte{}
 	revision, err = s.readAll(ctx, func(key registry.Key, kv *mvccpb.KeyValue) error {
@@ -413,7 +417,7 @@ func (s *State) load(ctx context.Context) (revision int64, err error) {
 		return 0, fmt.Errorf("%w: %w", errInterrupted, err)
 	}
 	at, err := s.writeCopy(ctx, func(v registry.View) (registry.Change, error) {
-		change := s.replaced(v, found, revision)
+		change := s.replaceChange(v, found, revision)
 		change.Texts = texts
 		return change, nil
 	})
@@ -425,7 +429,7 @@ func (s *State) load(ctx context.Context) (revision int64, err error) {
 }
 
 // readAll passes the records and index entries of etcd to visit, and returns their revision. It also passes deleted
-// ones.
+// ones, which have an empty value.
 func (s *State) readAll(
 	ctx context.Context, visit func(registry.Key, *mvccpb.KeyValue) error,
 ) (revision int64, err error) {
@@ -456,8 +460,9 @@ func (s *State) readAll(
 	return revision, nil
 }
 
-// replaced returns the change after which the copy has exactly the records found.
-func (s *State) replaced(
+// replaceChange returns the change after which the copy has exactly the records found. If there was a copy before, the
+// change has an event, because events are lost.
+func (s *State) replaceChange(
 	v registry.View, found map[registry.Key]registry.Record, revision int64,
 ) (change registry.Change) {
 	for key := range sharedKeys(v) {
@@ -469,7 +474,8 @@ func (s *State) replaced(
 		change.Put = append(change.Put, record)
 	}
 	next := s.copyAt(v, revision)
-	if next.Buckets = sharedBuckets; s.copyIn(v).Revision > 0 {
+	next.Buckets = sharedBuckets
+	if s.copyIn(v).Revision > 0 {
 		change.Events = []registry.Event{{Kind: registry.EventMissed, Node: s.node, At: time.Now(),
 			Detail: "all records were loaded anew: events of other nodes since the last one here may be missing"}}
 	}

@@ -33,7 +33,7 @@ func (n *Node) Drain(
 			return registry.Change{}, nil
 		}
 		r.Deadline = deadline
-		return n.declared(r, want, kind, by, reason), nil
+		return n.declareChange(r, want, kind, by, reason), nil
 	})
 }
 
@@ -44,20 +44,20 @@ func (n *Node) OutOfService(
 	ctx context.Context, node registry.NodeName, by, reason string,
 ) (registry.Node, error) {
 	return n.declare(ctx, node, func(v registry.View, r registry.Node) (registry.Change, error) {
-		if err := n.mayBeLost(v, node); err != nil || r.Lost() {
+		if err := n.checkNotAlive(v, node); err != nil || r.Lost() {
 			return registry.Change{}, err
 		}
 		return n.lostChange(v, r, registry.NodeOutOfService, registry.EventNodeOutOfService, by, reason), nil
 	})
 }
 
-// CheckOutOfService returns the error that OutOfService would return now.
+// CheckOutOfService returns the error of OutOfService for a node that is unknown or alive.
 func (n *Node) CheckOutOfService(ctx context.Context, node registry.NodeName) error {
-	return n.State.View(ctx, func(v registry.View) error { return n.mayBeLost(v, node) })
+	return n.State.View(ctx, func(v registry.View) error { return n.checkNotAlive(v, node) })
 }
 
-// mayBeLost returns an error if the node is alive or unknown.
-func (n *Node) mayBeLost(v registry.View, node registry.NodeName) error {
+// checkNotAlive returns an error if the node is alive or unknown.
+func (n *Node) checkNotAlive(v registry.View, node registry.NodeName) error {
 	r, found := v.Node(node)
 	_, alive := v.NodeLease(node)
 	switch {
@@ -72,7 +72,8 @@ func (n *Node) mayBeLost(v registry.View, node registry.NodeName) error {
 	return nil
 }
 
-// declare commits a change of the node's state, and returns the record.
+// declare commits the change that decide returns for the node's record, and returns the new record. ErrNotFound: there
+// is no such node.
 func (n *Node) declare(
 	ctx context.Context, node registry.NodeName,
 	decide func(registry.View, registry.Node) (registry.Change, error),
@@ -105,12 +106,13 @@ func (n *Node) declareInBatches(ctx context.Context, decide registry.Decision) e
 	return nil
 }
 
+// unknown returns the error for a node that the cluster does not have.
 func (n *Node) unknown(node registry.NodeName) error {
 	return registry.Errorf(registry.ErrNotFound, "no node of cluster %s is named %s", n.State.id, node)
 }
 
-// declared returns the change that sets the state of a node.
-func (n *Node) declared(
+// declareChange returns the change that sets the state of a node, with its event. It removes a fencing mark.
+func (n *Node) declareChange(
 	r registry.Node, state registry.NodeState, kind registry.EventKind, by, reason string,
 ) registry.Change {
 	now := n.Executors.now()
@@ -132,7 +134,7 @@ func (n *Node) lostChange(
 	r.Epoch++
 	r.Drain, _ = r.Drains()
 	r.Deadline = time.Time{}
-	change := n.declared(r, state, kind, by, reason)
+	change := n.declareChange(r, state, kind, by, reason)
 	_, alive := v.NodeLease(r.Name)
 	for _, e := range v.Executors() {
 		switch {

@@ -25,12 +25,12 @@ type etcdHealth struct {
 	mu     sync.Mutex // guards the fields below
 	last   time.Time  // when etcd has last answered; zero: never
 	asked  time.Time  // the first request after that; zero: there was none
-	failed error      // why the last connection failed; nil: it has not, or the cause is unknown
+	failed error      // why etcd was last unreachable; nil: it has answered since, or the cause is unknown
 	full   error      // etcd's refusal of a change because it is full; nil after a later success
 }
 
-// failedWith records the error of a request if it says that etcd is full.
-func (h *etcdHealth) failedWith(err error) {
+// recordFull records the error of a request if it says that etcd is full.
+func (h *etcdHealth) recordFull(err error) {
 	if errors.Is(err, rpctypes.ErrNoSpace) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
@@ -38,8 +38,8 @@ func (h *etcdHealth) failedWith(err error) {
 	}
 }
 
-// changed records that etcd has made a change, so it is not full.
-func (h *etcdHealth) changed() {
+// recordChange records that etcd has made a change, so it is not full.
+func (h *etcdHealth) recordChange() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.full = nil
@@ -52,8 +52,8 @@ func (h *etcdHealth) fullError() error {
 	return h.full
 }
 
-// requested records a request.
-func (h *etcdHealth) requested() {
+// recordRequest records a request.
+func (h *etcdHealth) recordRequest() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.asked.IsZero() {
@@ -61,8 +61,8 @@ func (h *etcdHealth) requested() {
 	}
 }
 
-// answered records an answer.
-func (h *etcdHealth) answered() {
+// recordAnswer records an answer.
+func (h *etcdHealth) recordAnswer() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.last, h.asked, h.failed = time.Now(), time.Time{}, nil
@@ -110,10 +110,10 @@ func (h *etcdHealth) silence(endpoints []string) string {
 	return text
 }
 
-// silence says since when etcd has not answered.
+// silence says since when etcd has not answered. It is meant for a caller that has waited for etcd in vain.
 func (s *State) silence() string { return s.health.silence(s.client.Endpoints()) }
 
-// Problem says why changes of shared records cannot be made at the moment; empty: they can.
+// Problem says why changes of shared records cannot be made at the moment; empty: no reason is known.
 func (s *State) Problem() string {
 	if s.health.silent() {
 		return s.silence()

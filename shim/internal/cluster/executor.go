@@ -48,8 +48,8 @@ func newExecutors(s *session, plugins Plugins, now func() time.Time, log hclog.L
 
 // Check implements intent.Executors.
 func (e *Executors) Check(v registry.View, by registry.ExecutorKey) (registry.Executor, error) {
-	if by.Node == "" && e.local(by.Plugin) {
-		by.Node = e.state.node // for a new volume
+	if by.Node == "" && e.isLocal(by.Plugin) {
+		by.Node = e.state.node // a new volume, which this node will have
 	}
 	if by.Node == e.state.node {
 		return registry.Executor{}, nil
@@ -82,8 +82,8 @@ func describe(v registry.View, by registry.ExecutorKey) string {
 	return text
 }
 
-// local reports whether each node makes the plugin's calls for its own volumes (controller_scope = "node").
-func (e *Executors) local(plugin registry.PluginID) bool {
+// isLocal reports whether each node makes the plugin's calls for its own volumes (controller_scope = "node").
+func (e *Executors) isLocal(plugin registry.PluginID) bool {
 	instance, found := e.plugins.Find(registry.RoleController, plugin)
 	return found && instance.Local()
 }
@@ -92,7 +92,7 @@ func (e *Executors) local(plugin registry.PluginID) bool {
 func (e *Executors) Sending(ctx context.Context, by registry.ExecutorKey) (done func(), err error) {
 	e.session.awaitFirst(ctx) // calls that a swap has interrupted are repeated first
 	if by.Node == "" {
-		if err := e.settle(ctx); err != nil {
+		if err := e.awaitCommits(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -122,9 +122,9 @@ func (e *Executors) Sending(ctx context.Context, by registry.ExecutorKey) (done 
 	}
 }
 
-// settle waits for commits of this node without a known outcome, as one may have taken this node out of the senders of
-// a call.
-func (e *Executors) settle(ctx context.Context) error {
+// awaitCommits waits for commits of this node without a known outcome, as one may have taken this node out of the
+// senders of a call.
+func (e *Executors) awaitCommits(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, intent.Grace)
 	defer cancel()
 	err := e.state.Settle(ctx)
@@ -154,7 +154,8 @@ func (e *Executors) begin(plugin registry.PluginID) (done func()) {
 	})
 }
 
-// Term returns the term of the executor, and whether this node is the executor.
+// Term returns the term of the executor, and whether this node is the executor. If the state cannot be read, here is
+// false.
 func (e *Executors) Term(ctx context.Context, by registry.ExecutorKey) (term uint64, here bool) {
 	failed := e.state.View(ctx, func(v registry.View) error {
 		executor, err := e.Check(v, by)
@@ -240,7 +241,8 @@ func (e *Executors) healthy(plugin registry.PluginID) bool {
 
 // take makes this node the executor of the plugin, unless another node is. Before its first call, a new executor
 // deletes the late calls of nodes that are no longer former executors. Later, such a node may have become a former
-// executor again.
+// executor again. take does nothing without a valid lease. It does not take the role while this node has to take down
+// mounts because it was declared lost.
 func (e *Executors) take(ctx context.Context, plugin registry.PluginID) error {
 	lease := e.session.Lease()
 	if lease == 0 { // Run reviews again once the lease is valid
@@ -253,10 +255,12 @@ func (e *Executors) take(ctx context.Context, plugin registry.PluginID) error {
 			executor.Plugin = plugin
 			own, alive := v.NodeLease(e.state.node)
 			held := v.Held(executor)
-			if more = false; held && executor.Holder != e.state.node || !alive || own.Lease != lease {
+			more = false
+			if held && executor.Holder != e.state.node || !alive || own.Lease != lease {
 				return change, nil
 			}
-			if change.Delete = v.PastLateCalls(executor); len(change.Delete) > registry.Batch {
+			change.Delete = v.PastLateCalls(executor)
+			if len(change.Delete) > registry.Batch {
 				change.Delete, more = change.Delete[:registry.Batch], true
 			}
 			if more || held || e.state.mustTakeDown(v) && mayHaveMounts(v) {
@@ -283,7 +287,7 @@ func (e *Executors) leave(ctx context.Context, plugin registry.PluginID) error {
 		}
 		executor = executor.Dropped(e.now())
 		if e.idle(plugin) && e.gone(plugin) && len(v.LateCalls(plugin, e.state.node)) == 0 {
-			executor = executor.Settled(e.state.node)
+			executor = executor.Settled(e.state.node) // nothing runs here any more
 		}
 		return registry.Change{Put: []registry.Record{executor}, Events: []registry.Event{{
 			Kind: registry.EventExecutor, Plugin: plugin, Detail: executor.String(), At: e.now(),

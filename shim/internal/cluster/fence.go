@@ -16,9 +16,9 @@ var fenceBackoff = intent.Backoff{First: time.Second, Max: time.Minute}
 
 // suspect is a node that may have to be fenced. Times are readings of CLOCK_BOOTTIME.
 type suspect struct {
-	due     time.Duration
-	tries   uint64
-	running bool
+	due     time.Duration // when to fence the node, or to try again
+	tries   uint64        // tries so far, those of earlier shims included
+	running bool          // a try is under way
 }
 
 // fencer fences nodes that stay suspect for as long as a lease lives.
@@ -54,20 +54,21 @@ func (n *Node) fenceLost(ctx context.Context) error {
 	}
 }
 
-// review starts to fence each node that is due. It returns the time until the next node is due; 0: there is none.
+// review starts to fence each node that is due, and to remove this node's mark from each node that is alive again. It
+// returns the time until the next node is due; 0: there is none.
 func (f *fencer) review(ctx context.Context) (wait time.Duration, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now, known := f.session.boot(), f.suspects
 	f.suspects = map[registry.NodeName]*suspect{}
-	back := map[registry.NodeName]bool{} // alive again, so the mark has to be removed
+	aliveAgain := map[registry.NodeName]bool{} // their mark has to be removed
 	err = f.State.View(ctx, func(v registry.View) error {
 		for _, r := range v.Nodes() {
 			_, alive := v.NodeLease(r.Name)
 			if r.Name == f.State.node || r.Lost() || alive && r.Fencing.By != f.State.node || !alive && f.fence == nil {
 				continue
 			}
-			back[r.Name], f.suspects[r.Name] = alive, known[r.Name]
+			aliveAgain[r.Name], f.suspects[r.Name] = alive, known[r.Name]
 			if known[r.Name] == nil {
 				due := now + max(f.grace(v, r.Name), f.pause(r.Fencing))
 				f.suspects[r.Name] = &suspect{due: due, tries: r.Fencing.Tries}
@@ -78,7 +79,7 @@ func (f *fencer) review(ctx context.Context) (wait time.Duration, err error) {
 	for name, s := range f.suspects {
 		switch {
 		case s.running:
-		case s.due <= now || back[name]:
+		case s.due <= now || aliveAgain[name]:
 			s.running = true
 			f.all.Go(func() { f.try(ctx, name, s) })
 		case wait == 0 || s.due-now < wait:
@@ -106,7 +107,7 @@ func (f *fencer) pause(last registry.Fencing) time.Duration {
 	return min(max(whole-f.Executors.now().Sub(last.Tried), 0), whole)
 }
 
-// try tries once to fence a node.
+// try tries once to fence a node, and wakes fenceLost.
 func (f *fencer) try(ctx context.Context, node registry.NodeName, s *suspect) {
 	err := f.fenceOnce(ctx, node)
 	if err != nil && ctx.Err() == nil {
@@ -121,8 +122,8 @@ func (f *fencer) try(ctx context.Context, node registry.NodeName, s *suspect) {
 
 // fenceOnce has the host fence a node and declares it fenced, unless the node is alive or another live node fences it.
 func (f *fencer) fenceOnce(ctx context.Context, node registry.NodeName) error {
-	mine, err := f.mark(ctx, node)
-	if err != nil || !mine {
+	marked, err := f.mark(ctx, node)
+	if err != nil || !marked {
 		return err
 	}
 	failed := f.fence(ctx, node)
@@ -150,35 +151,37 @@ func (f *fencer) fenceOnce(ctx context.Context, node registry.NodeName) error {
 	return errors.Join(failed, err)
 }
 
-// mark records that this node fences the other node, or clears that if the other node is alive. mine: it is recorded.
-func (f *fencer) mark(ctx context.Context, node registry.NodeName) (mine bool, err error) {
+// mark records that this node fences the other node, and reports whether that is recorded. If the other node is alive,
+// it removes the mark of this node instead. It marks nothing if the other node is lost already, if this node has no
+// lease or does not fence, or while a third node that is alive fences the other one.
+func (f *fencer) mark(ctx context.Context, node registry.NodeName) (marked bool, err error) {
 	own, lease := f.State.node, f.session.Lease()
 	_, err = registry.Ensure(ctx, f.State, func(v registry.View) (registry.Change, error) {
 		r, _ := v.Node(node)
 		_, alive := v.NodeLease(node)
 		here, _ := v.NodeLease(own)
-		mine = false
+		marked = false
 		switch {
 		case alive && r.Fencing.By == own:
 			r.Fencing = registry.Fencing{}
 			return registry.Change{Put: []registry.Record{r}}, nil
 		case alive, r.Lost(), lease == 0, here.Lease != lease, f.fence == nil:
 			return registry.Change{}, nil
-		case r.Fencing.By != own && working(v, r.Fencing):
+		case r.Fencing.By != own && fencerAlive(v, r.Fencing):
 			return registry.Change{}, nil
 		}
-		mine = true
+		marked = true
 		if r.Fencing.By == own && r.Fencing.Lease == lease {
 			return registry.Change{}, nil
 		}
 		r.Fencing.By, r.Fencing.Lease = own, lease
 		return registry.Change{Put: []registry.Record{r}}, nil
 	})
-	return mine && err == nil, err
+	return marked && err == nil, err
 }
 
-// working reports whether the node that set the mark is alive, with the same lease.
-func working(v registry.View, f registry.Fencing) bool {
+// fencerAlive reports whether the node that set the mark is alive, with the same lease.
+func fencerAlive(v registry.View, f registry.Fencing) bool {
 	lease, alive := v.NodeLease(f.By)
 	return alive && lease.Lease == f.Lease
 }

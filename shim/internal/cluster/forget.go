@@ -19,7 +19,8 @@ func (n *Node) Forget(ctx context.Context, node registry.NodeName, by, reason st
 	return n.forget(ctx, node, by, reason, forgetAdvice)
 }
 
-// forget forgets a node that is not alive. advice says how an operator removes the records that depend on the node.
+// forget makes the cluster forget a node that is not alive, and deletes the calls that wait for the node. advice says
+// how an operator removes the records that depend on the node.
 func (n *Node) forget(
 	ctx context.Context, node registry.NodeName, by, reason string, advice func(registry.Node) string,
 ) error {
@@ -38,7 +39,7 @@ func (n *Node) forget(
 			return registry.Change{}, err
 		}
 		if r.Lost() {
-			return n.declared(r, registry.NodeForgotten, registry.EventNodeForgotten, by, reason), nil
+			return n.declareChange(r, registry.NodeForgotten, registry.EventNodeForgotten, by, reason), nil
 		}
 		return n.lostChange(v, r, registry.NodeForgotten, registry.EventNodeForgotten, by, reason), nil
 	})
@@ -46,7 +47,7 @@ func (n *Node) forget(
 		return err
 	}
 	return registry.EnsureAll(ctx, n.State, func(v registry.View) (change registry.Change, err error) {
-		for _, call := range v.Aside().RemoteCalls() { // those that the node has not carried out
+		for _, call := range v.Aside().RemoteCalls() {
 			if call.To == node && !call.Done && len(change.Delete) < registry.Batch {
 				change.Delete = append(change.Delete, call.Key())
 			}

@@ -60,7 +60,7 @@ type handOver struct {
 	holder   registry.NodeName // the executor when settle last ran, and its term
 	term     uint64
 	known    map[registry.Key]registry.Seq // the ModifyIndex of the calls when settle last ran
-	earlier  uint64                        // calls up to this number may be among them
+	earlier  uint64                        // calls of this shim up to this number may be among the known ones
 	attempts map[attemptKey]attempt        // by call that has not ended
 }
 
@@ -85,7 +85,7 @@ func (h *handOver) settle(ctx context.Context) error {
 	var calls []registry.LateCall
 	err := h.state.View(ctx, func(v registry.View) error {
 		if executor, _ = v.Executor(h.plugin); slices.Contains(executor.Former, h.state.node) {
-			calls = h.begun(v, executor)
+			calls = h.begunCalls(v, executor)
 		}
 		return nil
 	})
@@ -112,7 +112,7 @@ func (h *handOver) settle(ctx context.Context) error {
 	ended, err := h.repeatAll(ctx, calls)
 	for more := true; more; {
 		_, failed := registry.Ensure(ctx, h.state, func(v registry.View) (change registry.Change, err error) {
-			change, more = h.settled(v, ended)
+			change, more = h.settleChange(v, ended)
 			return change, nil
 		})
 		if err = errors.Join(err, failed); failed != nil {
@@ -128,33 +128,35 @@ func (h *handOver) unknown(c registry.LateCall) bool {
 	return !known || at != c.ModifyIndex
 }
 
-// settled returns the change that deletes the late calls of this node that have ended. If no other calls are left, the
-// change also takes the node out of the former executors. more: the calls are too many for one commit.
-func (h *handOver) settled(v registry.View, ended map[registry.Key]bool) (change registry.Change, more bool) {
+// settleChange returns the change that deletes the late calls of this node that have ended. If no other calls are left,
+// the change also takes the node out of the former executors. It is empty if the executor has changed since settle
+// began. more: the calls are too many for one commit.
+func (h *handOver) settleChange(v registry.View, ended map[registry.Key]bool) (change registry.Change, more bool) {
 	executor, _ := v.Executor(h.plugin)
 	if !slices.Contains(executor.Former, h.state.node) || h.holder != executor.Holder || h.term != executor.Term {
 		return change, false
 	}
-	all := true
-	for _, call := range h.begun(v, executor) {
+	allEnded := true
+	for _, call := range h.begunCalls(v, executor) {
 		switch key := call.Key(); {
 		case !ended[key]:
-			all = false
-		case v.Get(key) != nil: // else the call is open
+			allEnded = false
+		case v.Get(key) != nil: // else it is an open call, which has no record as a late call
 			change.Delete = append(change.Delete, key)
 		}
 	}
 	switch {
 	case len(change.Delete) > registry.Batch:
 		change.Delete, more = change.Delete[:registry.Batch], true
-	case all:
+	case allEnded:
 		change.Put = []registry.Record{executor.Settled(h.state.node)}
 	}
 	return change, more
 }
 
 // repeatAll repeats the calls that are due at each instance of the plugin's controller on this node. It returns the
-// calls that all instances have answered. If there is no instance, all calls have ended.
+// calls that all instances have answered, and why others may still run. If there is no
+// instance, all calls have ended.
 func (h *handOver) repeatAll(ctx context.Context, calls []registry.LateCall) (ended map[registry.Key]bool, err error) {
 	instances, last := h.instances(h.plugin), h.attempts
 	h.attempts, ended = map[attemptKey]attempt{}, map[registry.Key]bool{}
@@ -163,7 +165,8 @@ func (h *handOver) repeatAll(ctx context.Context, calls []registry.LateCall) (en
 	var all sync.WaitGroup
 	for i, call := range calls {
 		try := last[attemptKey{call.Key(), call.Failed}]
-		if tries[i] = try; len(instances) > 0 && time.Now().Before(try.due) {
+		tries[i] = try
+		if len(instances) > 0 && time.Now().Before(try.due) {
 			continue
 		}
 		all.Go(func() {
@@ -180,7 +183,8 @@ func (h *handOver) repeatAll(ctx context.Context, calls []registry.LateCall) (en
 	all.Wait()
 	var errs []error
 	for i, call := range calls {
-		if ended[call.Key()] = tries[i].err == nil; tries[i].err != nil {
+		ended[call.Key()] = tries[i].err == nil
+		if tries[i].err != nil {
 			h.attempts[attemptKey{call.Key(), call.Failed}] = tries[i]
 			errs = append(errs, tries[i].err)
 		}
@@ -191,9 +195,9 @@ func (h *handOver) repeatAll(ctx context.Context, calls []registry.LateCall) (en
 	return ended, errors.Join(errs...)
 }
 
-// begun returns the calls of this node as a former executor that may still run at its plugin. If this node is the
+// begunCalls returns the calls of this node as a former executor that may still run at its plugin. If this node is the
 // executor again, open calls are not among them.
-func (e *Executors) begun(v registry.View, executor registry.Executor) (list []registry.LateCall) {
+func (e *Executors) begunCalls(v registry.View, executor registry.Executor) (list []registry.LateCall) {
 	list = v.LateCalls(executor.Plugin, e.state.node)
 	if executor.Holder != e.state.node {
 		list = append(list, controller.OpenCallsAt(v.Aside(), executor.Plugin, e.state.node)...)
@@ -222,7 +226,7 @@ func (e *Executors) Repeating(ctx context.Context, plugin registry.PluginID, cal
 			return registry.Errorf(registry.ErrUnavailable, "node %s has no lease in etcd", e.state.node)
 		case found && late.Failed == call.Failed && slices.Contains(executor.Former, e.state.node):
 		case found || !slices.Contains(executor.Former, e.state.node) ||
-			!slices.ContainsFunc(e.begun(v, executor), call.Same):
+			!slices.ContainsFunc(e.begunCalls(v, executor), call.Same):
 			return registry.Errorf(registry.ErrConflict, "%s of %s is not repeated: its records have changed",
 				call.RPC, call.For)
 		}

@@ -32,12 +32,14 @@ type group struct {
 	cancel  context.CancelCauseFunc // called once no commit waits
 	ended   chan struct{}           // closed once the outcome is known
 
-	at    registry.Seq // the outcome of each decision, as State.commitShared returns it
-	holds bool
-	err   error
+	// the outcome of each decision, as State.commitShared returns it
+	at   registry.Seq
+	done bool
+	err  error
 }
 
-// commitGrouped does what commitShared does for a decision that may share its transaction with others.
+// commitGrouped does what commitShared does for a decision that may share its transaction with others. If etcd refuses
+// a transaction of several decisions, the decision gets one of its own.
 func (s *State) commitGrouped(ctx context.Context, d decision) (at registry.Seq, done bool, err error) {
 	g := s.joinGroup(ctx, d)
 	select {
@@ -54,10 +56,11 @@ func (s *State) commitGrouped(ctx context.Context, d decision) (at registry.Seq,
 	if errors.Is(g.err, errRefused) && g.joined > 1 { // another decision may be the cause
 		return s.write(ctx, d, func() {})
 	}
-	return g.at, g.holds, g.err
+	return g.at, g.done, g.err
 }
 
-// joinGroup adds the decision to the group that is open. If the decision does not fit, joinGroup opens a new group.
+// joinGroup adds the decision to the group that is open. If there is none, or the decision does not fit, joinGroup
+// opens a new group and starts writeGroup for it.
 func (s *State) joinGroup(ctx context.Context, d decision) *group {
 	s.groups.mu.Lock()
 	defer s.groups.mu.Unlock()
@@ -142,5 +145,5 @@ func (s *State) writeGroup(g *group) {
 	s.groups.close(g)
 	answered := sync.OnceFunc(func() { <-s.groups.turn })
 	defer answered()
-	g.at, g.holds, g.err = s.write(g.ctx, g.decision, answered)
+	g.at, g.done, g.err = s.write(g.ctx, g.decision, answered)
 }

@@ -51,8 +51,8 @@ func TestIndependentDecisionsShareATransaction(t *testing.T) {
 		}
 	}
 	<-n.groups.turn
-	if <-first.ended; !first.holds || first.err != nil {
-		t.Fatalf("the transaction: %v, %v", first.holds, first.err)
+	if <-first.ended; !first.done || first.err != nil {
+		t.Fatalf("the transaction: %v, %v", first.done, first.err)
 	}
 	look(t, n, func(v registry.View) {
 		if counter, _ := v.Volume(counterName); len(v.AllClaims()) != 2 || counter.Capacity != 1 {
@@ -82,8 +82,8 @@ func TestConflictOfOneDecisionFailsNoOther(t *testing.T) {
 	}
 	registrytest.Put(t, other, claim("taken", "b"))
 	<-n.groups.turn
-	if <-g.ended; g.holds || g.err != nil {
-		t.Errorf("the transaction: %v, %v", g.holds, g.err)
+	if <-g.ended; g.done || g.err != nil {
+		t.Errorf("the transaction: %v, %v", g.done, g.err)
 	}
 	if a, b := <-outcomes, <-outcomes; (a == nil) == (b == nil) || !errors.Is(errors.Join(a, b), errTaken) {
 		t.Errorf("the commits end with %v and %v", a, b)
@@ -161,8 +161,8 @@ func TestCallerLeavesACommonTransaction(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-n.groups.turn
-	if <-g.ended; g.holds || g.err != nil {
-		t.Errorf("the transaction after Settle: %v, %v", g.holds, g.err)
+	if <-g.ended; g.done || g.err != nil {
+		t.Errorf("the transaction after Settle: %v, %v", g.done, g.err)
 	}
 	registrytest.Put(t, n, claim("v", "b"))
 	look(t, n, func(v registry.View) {

@@ -41,9 +41,9 @@ type logEntry struct {
 // entryText is the value of an index entry.
 const entryText = "{}"
 
-// written returns the values that the change writes, by key, index entries included. The value of a deleted key is
+// valuesOf returns the values that the change writes, by key, index entries included. The value of a deleted key is
 // empty.
-func written(view registry.View, c registry.Change) (map[registry.Key]string, error) {
+func valuesOf(view registry.View, c registry.Change) (map[registry.Key]string, error) {
 	after := map[registry.Key]registry.Record{}
 	for _, r := range c.Put {
 		after[r.Key()] = r

@@ -49,7 +49,7 @@ func (s *State) join(ctx context.Context) error {
 		member := ""
 		if why == nil {
 			var failed error
-			if member, why, failed = s.member(ctx); failed != nil {
+			if member, why, failed = s.memberID(ctx); failed != nil {
 				return failed
 			}
 		}
@@ -68,9 +68,9 @@ func (s *State) join(ctx context.Context) error {
 	}
 }
 
-// member returns the ID of this node as a member. It stores a new ID before the node is registered. If another member
+// memberID returns the ID of this node as a member. It stores a new ID before the node is registered. If another member
 // has the node's name, it stores nothing, and why says so. failed: the node's store has failed.
-func (s *State) member(ctx context.Context) (id string, why, failed error) {
+func (s *State) memberID(ctx context.Context) (id string, why, failed error) {
 	id, failed = viewed(ctx, s.local, func(v registry.View) string { return s.copyIn(v).Member })
 	if failed != nil || id != "" {
 		return id, nil, failed
@@ -117,7 +117,7 @@ func (s *State) read(ctx context.Context, key registry.Key) (registry.Record, er
 }
 
 // declaredLost reports whether the record of a node with this name says out of service, fenced or forgotten. If so,
-// another machine may take the name.
+// another machine may take the name. If the record cannot be read, declaredLost returns false.
 func (s *State) declaredLost(ctx context.Context) bool {
 	key := registry.NodeRecord(s.node)
 	found, err := s.kv.Get(ctx, s.record(key))

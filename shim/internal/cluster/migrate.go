@@ -93,7 +93,8 @@ type migration struct {
 	secrets []SecretUse
 }
 
-// readCluster reads the records of the cluster.
+// readCluster reads the records of the cluster. It fails if the cluster expects another number of nodes than the
+// cluster block says.
 func (m *migration) readCluster(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, migrateTimeout)
 	defer cancel()
@@ -140,7 +141,9 @@ func (m *migration) readNode(v registry.View) error {
 	return nil
 }
 
-// add adds a record of the node to those to be moved, unless the cluster has it already.
+// add adds a record of the node to those to be moved, unless the cluster has it already. It returns an ErrConflict if
+// the cluster has another record with that key or the same volume under another name, or if the record says that
+// another node uses a volume.
 func (m *migration) add(r registry.Record) error {
 	m.total++
 	var holder registry.NodeName
@@ -150,9 +153,9 @@ func (m *migration) add(r registry.Record) error {
 	case registry.Attachment:
 		holder = r.AttachmentKey().Node
 	case registry.VolumeSnapshot:
-		m.use(r, r.Plugin, r.Secrets)
+		m.addSecrets(r, r.Plugin, r.Secrets)
 	case registry.Volume:
-		m.use(r, r.Plugin, r.Secrets)
+		m.addSecrets(r, r.Plugin, r.Secrets)
 		if other, found := m.volumes[r.VolumeKey()]; found && other != r.VolumeName() {
 			return registry.Errorf(registry.ErrConflict,
 				"volume %q of this node is volume %q of the cluster: deregister one of them", r.VolumeName(), other)
@@ -176,8 +179,8 @@ func (m *migration) add(r registry.Record) error {
 	return nil
 }
 
-// use adds the secrets of a record to those that other nodes will need.
-func (m *migration) use(r registry.Record, plugin registry.PluginID, secrets map[string]registry.Secret) {
+// addSecrets adds the secrets of a record to those that other nodes will need.
+func (m *migration) addSecrets(r registry.Record, plugin registry.PluginID, secrets map[string]registry.Secret) {
 	for _, key := range slices.Sorted(maps.Keys(secrets)) {
 		m.secrets = append(m.secrets, SecretUse{nameOf(r), string(plugin), key, secrets[key]})
 	}
@@ -207,7 +210,7 @@ func (m *migration) write(ctx context.Context, batch []registry.Record) error {
 		}
 	}
 	d := decision{change: change}
-	err := m.local.View(ctx, func(v registry.View) (err error) { d.values, err = written(v, change); return err })
+	err := m.local.View(ctx, func(v registry.View) (err error) { d.values, err = valuesOf(v, change); return err })
 	if err != nil {
 		return err
 	}

@@ -38,7 +38,7 @@ type Node struct {
 	fence     func(context.Context, registry.NodeName) error // nil: lost nodes are not fenced
 	log       hclog.Logger
 	described broadcast // fires after changes of what describe writes
-	expects   reports   // another number of nodes than the cluster
+	expects   reports   // logs that this node expects another number of nodes than the cluster
 }
 
 // Options are the arguments of NewNode.
@@ -84,7 +84,7 @@ func NewNode(o Options) (*Node, error) {
 	return n, nil
 }
 
-// dial returns the state of a node, with its own etcd client. Certificates are read for each connection.
+// dial returns the state of a node, with its own etcd client. The node's certificate is read for each connection.
 func dial(c config.Cluster, local registry.State, node registry.NodeName) (*State, error) {
 	health := &etcdHealth{began: time.Now()}
 	cfg := clientv3.Config{Endpoints: c.Endpoints, DialTimeout: tryTimeout, DialKeepAliveTime: c.LeaseTTL,
@@ -98,7 +98,7 @@ func dial(c config.Cluster, local registry.State, node registry.NodeName) (*Stat
 			return nil, err
 		}
 		cfg.TLS = secure
-		health.advice = func() string { return invalid(c.CertFile, time.Now()) }
+		health.advice = func() string { return certificateProblem(c.CertFile, time.Now()) }
 	}
 	client, err := clientv3.New(cfg)
 	if err != nil {
@@ -114,9 +114,9 @@ func dial(c config.Cluster, local registry.State, node registry.NodeName) (*Stat
 var connecting = grpc.ConnectParams{MinConnectTimeout: tryTimeout, Backoff: backoff.Config{
 	BaseDelay: time.Second, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second}}
 
-// invalid says if the certificate in a file is not valid at a time, because etcd does not tell its clients why it
-// rejects them. The text is empty if the certificate is valid, or if there is none.
-func invalid(file string, now time.Time) string {
+// certificateProblem says if the certificate in a file is not valid at a time, because etcd does not tell its clients
+// why it rejects them. The text is empty if the certificate is valid, or if there is none.
+func certificateProblem(file string, now time.Time) string {
 	text, _ := os.ReadFile(file)
 	block, _ := pem.Decode(text)
 	if block == nil {
@@ -130,6 +130,7 @@ func invalid(file string, now time.Time) string {
 		c.NotBefore.UTC().Format(time.RFC3339), c.NotAfter.UTC().Format(time.RFC3339))
 }
 
+// tlsOf returns the TLS configuration of the cluster block. The client certificate is read again for each connection.
 func tlsOf(c config.Cluster) (*tls.Config, error) {
 	secure := &tls.Config{MinVersion: tls.VersionTLS12}
 	if c.CAFile != "" {
@@ -154,7 +155,7 @@ func tlsOf(c config.Cluster) (*tls.Config, error) {
 	return secure, nil
 }
 
-// Run keeps the node in its cluster until ctx ends.
+// Run keeps the node in its cluster until ctx ends or one of the node's loops fails, and returns the cause.
 func (n *Node) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -169,14 +170,14 @@ func (n *Node) Run(ctx context.Context) error {
 			}
 		})
 	}
-	all.Go(func() { n.warn(ctx) })
+	all.Go(func() { n.warnUnjoined(ctx) })
 	all.Go(func() { n.warnOfVersions(ctx) })
 	all.Wait()
 	return context.Cause(ctx)
 }
 
-// warn logs a warning if the node cannot join its cluster soon.
-func (n *Node) warn(ctx context.Context) {
+// warnUnjoined logs a warning if the node cannot join its cluster soon.
+func (n *Node) warnUnjoined(ctx context.Context) {
 	select {
 	case <-n.State.ready:
 	case <-ctx.Done():
@@ -258,7 +259,8 @@ func (n *Node) describeNow(ctx context.Context) error {
 	return err
 }
 
-// form adds to the change that the cluster has formed, if this node is the last one expected.
+// form adds the formation to the change if there is no record of it yet, or if this node is the last one expected. The
+// first node decides how many nodes the cluster expects.
 func (n *Node) form(v registry.View, change *registry.Change) {
 	f := v.Formation()
 	if f.Formed {

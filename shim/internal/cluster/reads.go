@@ -69,35 +69,35 @@ func (r *reads) guards(c registry.Change, since int64) guards {
 	for prefix := range r.prefixes {
 		all[guard{prefix, true}] = since
 	}
-	guarded := func(key string) {
+	addKey := func(key string) {
 		if !all.include(key) {
 			all[guard{key, false}] = since
 		}
 	}
 	for key := range r.keysRead {
-		guarded(key)
+		addKey(key)
 	}
 	for _, record := range c.Put {
-		guarded(r.record(record.Key()))
+		addKey(r.record(record.Key()))
 	}
 	for _, key := range c.Delete {
-		guarded(r.record(key))
+		addKey(r.record(key))
 	}
-	return all.bounded(r.keys)
+	return all.mergeByBucket(r.keys)
 }
 
 const (
 	maxGuards = maxOperations - 3 // leaves room for the conditions of State.alive and for the barrier
-	fewGuards = 5                 // more guards of one bucket may become one: see bounded
+	fewGuards = 5                 // more guards of one bucket may become one: see mergeByBucket
 )
 
-// bounded returns the guards if they fit into a transaction. If they do not, a bucket with more than fewGuards of them
-// gets one guard for all its records instead.
-func (g guards) bounded(k keys) guards {
+// mergeByBucket returns the guards if they fit into a transaction. If they do not, a bucket with more than fewGuards of
+// them gets one guard for all its records instead.
+func (g guards) mergeByBucket(k keys) guards {
 	if len(g) <= maxGuards {
 		return g
 	}
-	count, fit := map[string]int{}, guards{}
+	count, merged := map[string]int{}, guards{}
 	bucket := func(key string) string {
 		rest := strings.TrimPrefix(key, k.records())
 		return k.records() + rest[:strings.Index(rest, "/")+1]
@@ -109,9 +109,9 @@ func (g guards) bounded(k keys) guards {
 		if of := bucket(at.key); count[of] > fewGuards {
 			at = guard{of, true}
 		}
-		fit.add(at, since)
+		merged.add(at, since)
 	}
-	return fit
+	return merged
 }
 
 // include reports whether the guards notice a change of the key.

@@ -63,13 +63,13 @@ func (r *Reaper) Run(ctx context.Context) error {
 	})
 }
 
-// due lists the volumes that lost nodes still have and that this node may release.
+// due lists the volumes that lost nodes still have and that this node may release. It updates clean.
 func (r *Reaper) due(ctx context.Context) (list []registry.AttachmentKey, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	found := map[registry.AttachmentKey]bool{} // attached or not
 	err = r.State.View(ctx, func(v registry.View) error {
-		gone := map[registry.NodeName]bool{}
+		gone := map[registry.NodeName]bool{} // lost nodes that may have something left
 		for _, node := range v.Nodes() {
 			_, alive := v.NodeLease(node.Name)
 			if node.Lost() && !alive && node.Name != r.State.node && r.clean[node.Name] != node.Epoch {
@@ -92,7 +92,7 @@ func (r *Reaper) due(ctx context.Context) (list []registry.AttachmentKey, err er
 		}
 		for k, attached := range found {
 			delete(r.clean, k.Node)
-			if r.releases(v, k, attached) {
+			if r.mayRelease(v, k, attached) {
 				list = append(list, k)
 			}
 		}
@@ -126,9 +126,9 @@ func (r *Reaper) endUses(ctx context.Context) error {
 	})
 }
 
-// releases reports whether this node releases the volume of a lost node: if only that node could detach it, if this
-// node is the plugin's executor, or if it is not attached and no executor is alive.
-func (r *Reaper) releases(v registry.View, k registry.AttachmentKey, attached bool) bool {
+// mayRelease reports whether this node may release the volume of a lost node: if only that node could detach it, if
+// this node is the plugin's executor, or if it is not attached and no executor is alive.
+func (r *Reaper) mayRelease(v registry.View, k registry.AttachmentKey, attached bool) bool {
 	if v.StoredOn(k.Volume, k.Node) {
 		return true
 	}
@@ -167,7 +167,7 @@ var reapBackoff = intent.Backoff{First: time.Second, Max: time.Minute}
 func (r *Reaper) unmark(ctx context.Context) error {
 	_, err := registry.Ensure(ctx, r.State, func(v registry.View) (registry.Change, error) {
 		own, _ := v.Node(r.State.node)
-		if own.Fencing.By == "" || working(v, own.Fencing) {
+		if own.Fencing.By == "" || fencerAlive(v, own.Fencing) {
 			return registry.Change{}, nil
 		}
 		own.Fencing = registry.Fencing{}
@@ -176,38 +176,38 @@ func (r *Reaper) unmark(ctx context.Context) error {
 	return err
 }
 
-// comeBack makes this node ready (or draining, if it was) after it was declared lost. It first has the mounts removed,
-// then the claims and attachments, and does so once none is left.
+// comeBack makes this node ready (or draining, if it was) after it was declared lost, once it has no mounts, claims and
+// attachments left. Until then it has the node's volumes released (Allocs.Lose).
 func (r *Reaper) comeBack(ctx context.Context) error {
 	var own registry.Node
-	var takesDown, hasMounts, holds bool
+	var takesDown, hasMounts, hasRecords bool
 	err := r.State.View(ctx, func(v registry.View) error {
 		own, _ = v.Node(r.State.node)
 		if takesDown = r.State.mustTakeDown(v); !takesDown {
 			return nil
 		}
 		hasMounts = mayHaveMounts(v)
-		holds = slices.ContainsFunc(v.AllClaims(), func(c registry.Claim) bool { return c.Node == own.Name }) ||
+		hasRecords = slices.ContainsFunc(v.AllClaims(), func(c registry.Claim) bool { return c.Node == own.Name }) ||
 			slices.ContainsFunc(v.AllAttachments(), func(at registry.Attachment) bool { return at.Node == own.Name })
 		return nil
 	})
 	if err != nil || !takesDown {
 		return err
 	}
-	if hasMounts || holds {
+	if hasMounts || hasRecords {
 		err = r.allocs.Lose(ctx, own.String())
 	}
 	if !hasMounts {
-		r.Executors.changed.fire()
+		r.Executors.changed.fire() // this node may become the executor again: see Executors.take
 	}
-	if err != nil || hasMounts || holds {
+	if err != nil || hasMounts || hasRecords {
 		return err
 	}
-	return r.recover(ctx, own.Epoch)
+	return r.declareBack(ctx, own.Epoch)
 }
 
-// recover makes this node ready or draining again, and records in the copy that the epoch's volumes are taken down.
-func (r *Reaper) recover(ctx context.Context, epoch uint64) error {
+// declareBack makes this node ready or draining again, and records in the copy that the epoch's volumes are taken down.
+func (r *Reaper) declareBack(ctx context.Context, epoch uint64) error {
 	_, err := registry.Ensure(ctx, r.State, func(v registry.View) (registry.Change, error) {
 		own, _ := v.Node(r.State.node)
 		if own.Epoch != epoch || !own.Lost() {
@@ -216,9 +216,9 @@ func (r *Reaper) recover(ctx context.Context, epoch uint64) error {
 		drain := own.Drain
 		own.Drain, own.Deadline = registry.Drain{}, drain.Deadline
 		if drain.By != "" {
-			return r.declared(own, registry.NodeDraining, registry.EventNodeDraining, drain.By, drain.Reason), nil
+			return r.declareChange(own, registry.NodeDraining, registry.EventNodeDraining, drain.By, drain.Reason), nil
 		}
-		return r.declared(own, registry.NodeReady, registry.EventNodeReady, "", ""), nil
+		return r.declareChange(own, registry.NodeReady, registry.EventNodeReady, "", ""), nil
 	})
 	if err != nil {
 		return err

@@ -38,9 +38,13 @@ var ErrHere = errors.New("this node is the executor")
 type Repetition int
 
 const (
-	UntilDone     Repetition = iota // only while the call is carried out
-	UntilAnswered                   // also after the call, because this shim may die before its caller has the answer
-	Anew                            // as a new call: a stored answer belongs to an earlier call
+	// UntilDone joins the call until a caller has taken its answer.
+	UntilDone Repetition = iota
+	// UntilAnswered also stores the reply for Replay, because this shim may die before its caller has the reply.
+	UntilAnswered
+	// Anew joins the call while it is carried out, and makes a new one if the call has an answer: the answer belongs to
+	// an earlier call.
+	Anew
 )
 
 // Call has the executor of the call's plugin, or the node To, carry out the call, and returns the reply. It waits for
@@ -60,7 +64,7 @@ func (r *Remote) Call(ctx context.Context, c registry.RemoteCall, repeated Repet
 				return registry.Change{Put: []registry.Record{operationOf(c, answer.Reply)}}, nil
 			})
 		}
-		return r.answered(ctx, answer, err)
+		return r.takeAnswer(ctx, answer, err)
 	}
 }
 
@@ -87,19 +91,21 @@ func (r *Remote) Replay(ctx context.Context, c registry.RemoteCall) (reply []byt
 			return nil
 		}
 		if reply = earlier.Answer; earlier.Digest != operationOf(c, nil).Digest {
-			return reused(c.ID, earlier.Method)
+			return reusedError(c.ID, earlier.Method)
 		}
 		return nil
 	})
 	return reply, found, err
 }
 
+// operationOf returns the record by which Replay finds the reply to the call.
 func operationOf(c registry.RemoteCall, reply []byte) registry.Operation {
 	sum := sha256.Sum256(c.Request)
 	return registry.Operation{ID: c.ID, Method: c.Method, Digest: hex.EncodeToString(sum[:]), Answer: reply}
 }
 
-func reused(id registry.OperationID, method string) error {
+// reusedError returns the error of a call that has the ID of a call with another request.
+func reusedError(id registry.OperationID, method string) error {
 	return registry.Invalid("operation id %q is in use for another request (%s); mint a new one", id, method)
 }
 
@@ -112,7 +118,7 @@ func (r *Remote) ask(ctx context.Context, c registry.RemoteCall, anew bool) (her
 		asked := found && !(anew && stored.Done)
 		switch {
 		case asked && (stored.Method != c.Method || !bytes.Equal(stored.Request, c.Request)):
-			return registry.Change{}, reused(c.ID, stored.Method)
+			return registry.Change{}, reusedError(c.ID, stored.Method)
 		case asked && stored.Done:
 			return registry.Change{}, nil
 		}
@@ -155,8 +161,9 @@ func (r *Remote) wait(ctx context.Context, c registry.RemoteCall) (answer regist
 	}
 }
 
-// answered removes the record of an answered call and returns the answer.
-func (r *Remote) answered(ctx context.Context, c registry.RemoteCall, err error) ([]byte, error) {
+// takeAnswer deletes the record of an answered call, and returns the reply or error in it. If err is not nil, it only
+// returns err.
+func (r *Remote) takeAnswer(ctx context.Context, c registry.RemoteCall, err error) ([]byte, error) {
 	if err == nil {
 		_, err = r.state.Commit(ctx, func(registry.View) (registry.Change, error) {
 			return registry.Change{Delete: []registry.Key{c.Key()}}, nil
@@ -197,7 +204,7 @@ func (r *Remote) Run(ctx context.Context) error {
 		}
 		for _, c := range due {
 			if r.running.begin(c.ID) {
-				all.Go(func() { defer r.running.end(c.ID); r.carryOut(ctx, c) }) // it may be made again meanwhile
+				all.Go(func() { defer r.running.end(c.ID); r.carryOut(ctx, c) })
 			}
 		}
 		select {
@@ -212,7 +219,9 @@ func (r *Remote) Run(ctx context.Context) error {
 // maxAnswer bounds an answer in bytes: etcd takes requests of 1.5 MiB, and JSON makes the answer larger by a third.
 const maxAnswer = 1 << 20
 
-// carryOut carries out a call until it has an answer that does not depend on which node is the executor.
+// carryOut carries out a call and stores its answer. It repeats the call if this node has lost and regained the role of
+// the executor meanwhile, or if the answer cannot be stored. It ends without an answer if this node is no longer the
+// executor, or if the call was deleted.
 func (r *Remote) carryOut(ctx context.Context, c registry.RemoteCall) {
 	for ctx.Err() == nil {
 		open, err := viewed(ctx, r.state, func(v registry.View) bool {

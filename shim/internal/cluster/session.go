@@ -27,8 +27,8 @@ type session struct {
 	boot  func() time.Duration // CLOCK_BOOTTIME, which also advances while the machine is suspended
 	valid broadcast            // fires when the lease becomes valid again
 
-	renewed func() // closes first
-	first   chan struct{}
+	renewed func()        // closes first
+	first   chan struct{} // closed once this shim has renewed the lease
 
 	mu    sync.Mutex // guards the fields below
 	lease clientv3.LeaseID
@@ -59,7 +59,8 @@ func (s *session) Lease() int64 {
 	return int64(s.lease)
 }
 
-// Run keeps the lease until ctx ends. The next shim of the node takes the lease over; without one the lease expires.
+// Run keeps the lease until ctx ends or this shim is fenced. The next shim of the node takes the lease over; without
+// one the lease expires.
 func (s *session) Run(ctx context.Context) error {
 	if err := s.state.awaitReady(ctx); err != nil {
 		return err
@@ -72,9 +73,9 @@ func (s *session) Run(ctx context.Context) error {
 	s.lease = clientv3.LeaseID(lease)
 	s.mu.Unlock()
 	for {
-		s.state.health.requested()
+		s.state.health.recordRequest()
 		err := s.renew(ctx)
-		s.state.health.failedWith(err)
+		s.state.health.recordFull(err)
 		s.tryChange(ctx)
 		wait := s.ttl / 3
 		if errors.Is(err, registry.ErrFenced) {
@@ -102,7 +103,8 @@ func (s *session) tryChange(ctx context.Context) {
 	_, _ = s.state.changeBarrier(ctx)
 }
 
-// renew renews the lease. If there is none, or etcd has ended it, it gets a new one.
+// renew renews the lease. If there is none, or etcd has ended it, it gets a new one. It returns an ErrFenced if another
+// shim of this node is active.
 func (s *session) renew(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.ttl/3)
 	defer cancel()
@@ -139,7 +141,7 @@ func (s *session) renew(ctx context.Context) error {
 		return err
 	case !answer.Succeeded:
 		if own := answer.Responses[0].GetResponseRange().Kvs; len(own) == 0 || own[0].ModRevision != s.state.own {
-			return s.state.fenced()
+			return s.state.fencedError()
 		}
 		return errors.New("an earlier request for a lease has arrived just now")
 	}
@@ -147,15 +149,16 @@ func (s *session) renew(ctx context.Context) error {
 	return nil
 }
 
-// extend records that a request sent at that time has renewed the lease. The server's clock may run a little faster.
+// extend records that a request sent at that time has renewed the lease. It counts on 9/10 of the time to live, because
+// the clock of etcd may run a little faster.
 func (s *session) extend(lease clientv3.LeaseID, sent time.Duration) {
-	s.state.health.answered()
+	s.state.health.recordAnswer()
 	s.mu.Lock()
-	was := s.boot() < s.until && s.lease == lease
+	wasValid := s.boot() < s.until && s.lease == lease
 	s.lease, s.until = lease, sent+s.ttl*9/10
 	s.renewed()
 	s.mu.Unlock()
-	if !was {
+	if !wasValid {
 		s.valid.fire()
 	}
 }

@@ -76,7 +76,7 @@ func TestFullEtcdThatIsDefragmentedHearsOfTheNode(t *testing.T) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	})
-	n.health.failedWith(rpctypes.ErrNoSpace)
+	n.health.recordFull(rpctypes.ErrNoSpace)
 	s.tryChange(t.Context())
 	if s.Lease() == 0 {
 		t.Error("the lease was not renewed in time, because a change was not answered")

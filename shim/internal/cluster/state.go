@@ -37,7 +37,7 @@ type State struct {
 	ready   chan struct{}         // closed once own is set and the copy has that revision
 	own     int64                 // the revision at which this shim became the active one of its node
 	waiting atomic.Pointer[error] // why the node is not ready; nil: it is not known
-	copy    copied
+	copy    copyProgress
 	health  *etcdHealth
 	abandon context.CancelCauseFunc // ends Run; set before ready is closed
 	sending func(registry.Change)
@@ -46,9 +46,9 @@ type State struct {
 	lastView atomic.Pointer[viewRevision] // the copy in the last view that a decision saw
 
 	doubts     atomic.Int64 // counts the commits that have ended and may still be carried out
-	settled    atomic.Int64 // so many of them are not in doubt any more
-	tombstones expiry       // of what was deleted
-	answers    expiry       // of what remote calls were answered
+	settled    atomic.Int64 // how many of them are certainly carried out or never will be
+	tombstones expiry       // of deleted keys
+	answers    expiry       // of answered remote calls
 }
 
 // expiry is a lease for keys that have to expire after about its time to live.
@@ -63,7 +63,7 @@ func newExpiry(ttl time.Duration) expiry { return expiry{ttl: ttl, granting: mak
 // leased is a lease of an expiry. nil: there is none.
 type leased struct {
 	id clientv3.LeaseID
-	at time.Time
+	at time.Time // when it was requested
 }
 
 // viewRevision is the revision of the copy in the views of an index.
@@ -93,7 +93,7 @@ func (s *State) awaitReady(ctx context.Context) error {
 	case <-s.ready:
 		return nil
 	case <-s.copy.ended:
-		return s.copy.hasEnded()
+		return s.copy.endedError()
 	case <-ctx.Done():
 		if s.copy.full.Load() != nil {
 			return registry.Errorf(registry.ErrUnavailable, "%w", s.copy.behind(ctx))
@@ -109,12 +109,12 @@ func notJoined(why error) error {
 	return registry.Errorf(registry.ErrUnavailable, "this node has not joined the cluster: %w", why)
 }
 
-// active returns the condition that no later shim of the node has been opened.
+// active returns the condition that no later shim of the node has become active.
 func (s *State) active() clientv3.Cmp {
 	return clientv3.Compare(clientv3.ModRevision(s.keys.node(s.node)), "=", s.own)
 }
 
-func (s *State) fenced() error {
+func (s *State) fencedError() error {
 	return registry.Errorf(registry.ErrFenced, "another shim is active for node %s", s.node)
 }
 
@@ -136,6 +136,7 @@ func (s *State) Commit(ctx context.Context, decisions ...registry.Decision) (at 
 	return at, nil
 }
 
+// commit is Commit for one decision.
 func (s *State) commit(ctx context.Context, decide registry.Decision) (registry.Seq, error) {
 	for first := true; ; first = false {
 		d, err := s.decide(ctx, decide)
@@ -159,12 +160,12 @@ func (s *State) commit(ctx context.Context, decide registry.Decision) (registry.
 type decision struct {
 	change  registry.Change
 	refused error
-	view    registry.Seq // the index of the view
+	index   registry.Seq // of the view
 	since   int64        // the revision of the copy in the view
 	lease   int64        // of this node in the view; 0: none
 	reads   *reads
 	guards  guards                  // of a decision that needs etcd
-	values  map[registry.Key]string // see written
+	values  map[registry.Key]string // see valuesOf
 }
 
 // local reports whether the decision needs no etcd: it changes no shared records, and is no refusal because of some.
@@ -173,12 +174,14 @@ func (d decision) local() bool {
 	return len(shared.Put)+len(shared.Delete) == 0 && (d.refused == nil || !d.reads.any())
 }
 
+// decide calls the caller's function with a view of the copy. If the decision needs etcd, it also sets guards and
+// values. A refusal is no error of decide.
 func (s *State) decide(
 	ctx context.Context, decide func(registry.View) (registry.Change, error),
 ) (d decision, err error) {
 	err = s.local.View(ctx, func(v registry.View) (err error) {
 		d.reads = newReads(v.Reader, s.keys)
-		d.view, d.since, d.lease = v.Index(), s.revisionIn(v), s.leaseIn(v)
+		d.index, d.since, d.lease = v.Index(), s.revisionIn(v), s.leaseIn(v)
 		if d.change, d.refused = decide(registry.View{Reader: d.reads}); d.refused != nil {
 			d.change = registry.Change{}
 		}
@@ -187,7 +190,7 @@ func (s *State) decide(
 		}
 		d.guards = d.reads.guards(d.change, d.since)
 		d.guards.add(guard{key: s.barrier(s.node)}, d.since)
-		d.values, err = written(v, d.change)
+		d.values, err = valuesOf(v, d.change)
 		return err
 	})
 	return d, err
@@ -203,9 +206,10 @@ func (s *State) revisionIn(v registry.View) int64 {
 	return at.revision
 }
 
-// errShared means that a decision which concerned this node only no longer does.
+// errShared means that a decision changes shared records, although it did not when it was made on an earlier view.
 var errShared = errors.New("the change has shared records")
 
+// commitLocal commits a decision. It returns errShared if the decision changes shared records.
 func (s *State) commitLocal(
 	ctx context.Context, decide func(registry.View) (registry.Change, error),
 ) (registry.Seq, error) {
@@ -218,8 +222,9 @@ func (s *State) commitLocal(
 	})
 }
 
-// commitShared writes the decision if it still holds, grouped with those of other commits or alone. done is false if it
-// does not hold any longer, or perhaps one of the others.
+// commitShared writes the decision if it still holds, grouped with those of other commits or alone. If done is false
+// and there is no error, nothing was written and the caller decides again: the decision, or one of its group, does not
+// hold any longer, or it was made on a copy that may be old.
 func (s *State) commitShared(ctx context.Context, d decision, grouped bool) (at registry.Seq, done bool, err error) {
 	select {
 	case <-s.ready:
@@ -265,7 +270,7 @@ func (s *State) write(ctx context.Context, d decision, answered func()) (at regi
 	})
 	answered()
 	switch {
-	case errors.Is(err, rpctypes.ErrLeaseNotFound): // the machine was suspended for longer than the lease
+	case errors.Is(err, rpctypes.ErrLeaseNotFound): // of leaseOf: the machine was suspended for longer
 		s.tombstones.current.Store(nil)
 		s.answers.current.Store(nil)
 		return 0, false, nil
@@ -283,9 +288,9 @@ func (s *State) write(ctx context.Context, d decision, answered func()) (at regi
 	case !answer.Succeeded:
 		return s.resolve(ctx, d, answer, applied)
 	case len(writes) == 0:
-		return d.view, true, d.refused
+		return d.index, true, d.refused
 	}
-	s.health.changed()
+	s.health.recordChange()
 	at, err = s.await(ctx, applied, answer.Header.Revision)
 	return at, true, err
 }
@@ -334,7 +339,7 @@ func (s *State) resolve(
 ) (at registry.Seq, done bool, err error) {
 	log, node := answer.Responses[0].GetResponseRange(), answer.Responses[1].GetResponseRange()
 	if len(node.Kvs) == 0 || node.Kvs[0].ModRevision != s.own {
-		return 0, false, s.fenced()
+		return 0, false, s.fencedError()
 	}
 	for _, kv := range append(log.Kvs, answer.Responses[2].GetResponseRange().Kvs...) {
 		if err := s.copy.wait(ctx, kv.ModRevision); err != nil {
@@ -384,9 +389,9 @@ func (s *State) changeBarrier(ctx context.Context) (revision int64, err error) {
 			return err
 		}
 		if revision = answer.Header.Revision; !answer.Succeeded {
-			return s.fenced()
+			return s.fencedError()
 		}
-		s.health.changed()
+		s.health.recordChange()
 		return nil
 	})
 	return revision, err
@@ -407,7 +412,7 @@ func (s *State) await(ctx context.Context, applied <-chan registry.Seq, revision
 		}
 		return at, err
 	case <-s.copy.ended:
-		return 0, registry.Errorf(registry.ErrUncertain, "the commit is in etcd, but %v", s.copy.hasEnded())
+		return 0, registry.Errorf(registry.ErrUncertain, "the commit is in etcd, but %v", s.copy.endedError())
 	case <-ctx.Done():
 		return 0, registry.Errorf(registry.ErrUncertain,
 			"the commit is in etcd, but not yet in the copy of this node: %w", s.copy.behind(ctx))
@@ -445,13 +450,13 @@ func (s *State) leaseOf(ctx context.Context, e *expiry) (clientv3.LeaseID, error
 // request repeats a request to etcd until it is answered, ctx ends or repeating is useless.
 func (s *State) request(ctx context.Context, request func(context.Context) error) error {
 	for {
-		s.health.requested()
+		s.health.recordRequest()
 		try, cancel := context.WithTimeout(ctx, tryTimeout)
 		err := request(try)
 		cancel()
 		if err == nil || !repeatable(err) {
-			s.health.answered()
-			s.health.failedWith(err)
+			s.health.recordAnswer()
+			s.health.recordFull(err)
 			return err
 		}
 		select {
