@@ -92,7 +92,7 @@ func (h *Host) openState(ctx context.Context) (err error) {
 		return err
 	}
 	h.history, h.choice = openHistory(h.config.StateDir), openChoice(h.config.StateDir)
-	binary, err := h.verifyConfigured(ctx)
+	binary, err := h.storeConfigured(ctx)
 	if err != nil {
 		return err
 	}
@@ -112,8 +112,8 @@ func (h *Host) closeState() error {
 	return h.lock.Unlock() // explicitly: a process that is being forked has a copy of the descriptor, which keeps it
 }
 
-// verify copies a binary into the store if it has the expected digest. A binary without a path must be stored already.
-func (h *Host) verify(ctx context.Context, b Binary) (digest, error) {
+// storeBinary stores the binary at a path (Store.Add). A binary without a path must be stored already.
+func (h *Host) storeBinary(ctx context.Context, b Binary) (digest, error) {
 	switch {
 	case b.Path == "" && b.SHA256 == "":
 		return digest{}, registry.Invalid(
@@ -131,9 +131,9 @@ func (h *Host) pruneBinaries() {
 	}
 }
 
-// verifyConfigured is verify for the configured binary, which has a path. If its file is gone, the stored copy of the
-// last one is used. A replaced binary without a digest is trusted as at first use, and logged.
-func (h *Host) verifyConfigured(ctx context.Context) (digest, error) {
+// storeConfigured is storeBinary for the configured binary, which has a path. If its file is gone, the stored copy of
+// the last one is used. A replaced binary without a digest is trusted as at first use, and logged.
+func (h *Host) storeConfigured(ctx context.Context) (digest, error) {
 	b := h.config.Shim
 	known := "" // SHA-256 of the last binary at this path
 	if h.choice.Path == b.Path {

@@ -63,7 +63,7 @@ func (s *shimState) setServing(pid int, binary digest) {
 	})
 }
 
-// setDown notes that no shim serves, why, and when the next one is started; zero: unknown.
+// setDown notes that no shim serves, and why. next is when the next one is started, zero if that is not known.
 func (s *shimState) setDown(why error, failures int, binary digest, next time.Time) {
 	s.set(func(now *ShimState) {
 		if now.Serving {

@@ -64,7 +64,7 @@ type preparedSwap struct {
 func (h *Host) swap(ctx context.Context, s *swap, b Binary) error {
 	var binary digest
 	err := s.step(SwapVerify, func() (err error) {
-		binary, err = h.verify(ctx, b)
+		binary, err = h.storeBinary(ctx, b)
 		return err
 	})
 	if err != nil {
@@ -143,8 +143,8 @@ func (h *Host) rehearse(ctx context.Context, candidate *shim) (warnings []string
 	return warnings, err
 }
 
-// copyState has the active shim write a copy of its state. It returns errNoCopy if no shim is active, or if the active
-// shim does not answer or dies.
+// copyState has the active shim write a copy of its state to a file, and returns that shim. It returns errNoCopy if no
+// shim is active, or if the active one does not answer in time or dies.
 func (h *Host) copyState(ctx context.Context, file string) (*shim, error) {
 	old, err := h.gate.enter(ctx, reads, &shimWait{left: pingLimit}, nil)
 	if err == nil {

@@ -56,8 +56,8 @@ func (a *Agent) Shortage() string {
 	return a.shortage
 }
 
-// setShortage records why something waits for space; nil means that nothing does. While something waits, setShortage
-// schedules calls of reconcile. The caller does not hold a.mu.
+// setShortage records why something waits for space; nil means that nothing does. While something waits, Run reconciles
+// again after maxPause. The caller does not hold a.mu.
 func (a *Agent) setShortage(err error) {
 	text := ""
 	if err != nil {
@@ -78,7 +78,7 @@ func (a *Agent) setShortage(err error) {
 	a.mu.Unlock()
 	switch {
 	case text != "" && before == "":
-		a.log.Error("the state directory is full; retrying", "error", text)
+		a.log.Error("the state directory can take nothing new; retrying", "error", text)
 	case text == "" && before != "":
 		a.log.Info("the state directory has space again")
 	}

@@ -66,7 +66,7 @@ func (a *Agent) unusedEngineMounts() []*EngineMount {
 	a.engine.mu.Lock()
 	defer a.engine.mu.Unlock()
 	return slices.DeleteFunc(all, func(m *EngineMount) bool {
-		used := m.Path != "" && len(a.containers(users[m.Path])) > 0
+		used := m.Path != "" && len(a.onlyContainers(users[m.Path])) > 0
 		if used {
 			delete(a.engine.unused, m.Volume)
 		}
@@ -151,18 +151,18 @@ func (a *Agent) unusedFor(m *EngineMount) (time.Duration, error) {
 	return time.Since(since) + 1, nil
 }
 
-// engineUsers returns the users of the mount.
+// engineUsers returns the users of the mount that may be containers.
 func (a *Agent) engineUsers(m *EngineMount) ([]mount.User, error) {
 	if m.Path == "" {
 		return nil, nil
 	}
 	users, err := a.engine.users([]string{m.Path})
-	return a.containers(users[m.Path]), err
+	return a.onlyContainers(users[m.Path]), err
 }
 
-// containers returns the users that may be containers. It leaves out users that see the volume at the same path as this
-// process: these are processes in a private copy of this mount namespace.
-func (a *Agent) containers(users []mount.User) []mount.User {
+// onlyContainers returns the users that may be containers. It leaves out users that see the volume at the same path as
+// this process: these are processes in a private copy of this mount namespace.
+func (a *Agent) onlyContainers(users []mount.User) []mount.User {
 	root := hooks.Layout{State: a.config.StateDir}.MountRoot() + "/"
 	return slices.DeleteFunc(users, func(u mount.User) bool { return strings.HasPrefix(u.There, root) })
 }

@@ -54,16 +54,16 @@ func (l *lostAlloc) matters() bool {
 	return len(l.running) > 0 || l.outdated || l.copy != nil && !l.copy.Alloc.State.Ended()
 }
 
-// findLost returns the allocs that the ledger does not know or has an outdated record of.
+// findLost returns the allocs whose record in the ledger is missing, or older than the copy in the alloc's directory.
 func (a *Agent) findLost(ctx context.Context) ([]*lostAlloc, error) {
 	parents, err := a.config.Parents(a.config.StateDir)
 	if err != nil {
 		return nil, fmt.Errorf("list running tasks: %w", err)
 	}
-	ids := map[host.AllocID][]taskdriver.Parent{}
+	parentsOf := map[host.AllocID][]taskdriver.Parent{}
 	for _, p := range parents { // this includes allocs whose directory was removed
 		if id, ours := allocOf(a.config.StateDir, p); ours {
-			ids[id] = append(ids[id], p)
+			parentsOf[id] = append(parentsOf[id], p)
 		}
 	}
 	entries, err := os.ReadDir(allocsDir(a.config.StateDir))
@@ -71,12 +71,12 @@ func (a *Agent) findLost(ctx context.Context) ([]*lostAlloc, error) {
 		return nil, fmt.Errorf("list alloc directories: %w", err)
 	}
 	for _, e := range entries {
-		if id := host.AllocID(e.Name()); ids[id] == nil {
-			ids[id] = []taskdriver.Parent{}
+		if id := host.AllocID(e.Name()); parentsOf[id] == nil {
+			parentsOf[id] = []taskdriver.Parent{}
 		}
 	}
 	var out []*lostAlloc
-	for _, id := range slices.Sorted(maps.Keys(ids)) {
+	for _, id := range slices.Sorted(maps.Keys(parentsOf)) {
 		l := &lostAlloc{id: id}
 		known := a.record(l.id)
 		l.copy, l.copyErr = readCopy(a.dirs(l.id).copy(), l.id)
@@ -87,7 +87,7 @@ func (a *Agent) findLost(ctx context.Context) ([]*lostAlloc, error) {
 		if err := a.findHandles(ctx, l); err != nil {
 			return nil, err
 		}
-		l.addParents(ids[id])
+		l.addParents(parentsOf[id])
 		if len(l.running) > 0 || l.copy != nil {
 			out = append(out, l)
 		}
@@ -211,8 +211,9 @@ func (a *Agent) checkRecorded(missed []*lostAlloc) error {
 		strings.Join(names, "; "), ledgerPath(a.config.StateDir), strings.Join(files, ", "), strings.Join(pids, " "))
 }
 
-// recoverLostVolumes refuses or stops running allocs with volumes, as configured, if the shim's records are gone. A
-// shim without its records would not release the volumes, and could give them to other allocs.
+// recoverLostVolumes is for the case that the shim's records are gone while running allocs use volumes. It returns an
+// error (RecoverNone), keeps these allocs with a note (RecoverAdopt), or also discards their jobs (RecoverStop). A shim
+// without its records would not release the volumes, and could give them to other allocs.
 func (a *Agent) recoverLostVolumes(ctx context.Context) error {
 	path := hooks.Layout{State: a.config.StateDir}.Database()
 	if info, err := os.Stat(path); err != nil && !errors.Is(err, fs.ErrNotExist) || err == nil && info.Size() > 0 {

@@ -92,8 +92,8 @@ func (j *JobRecord) isNewInRoll(r *AllocRecord) bool {
 		j.rollSlots()[r.slot()] == r.Digest
 }
 
-// isReplacedInRoll reports whether a roll replaces this plugin alloc in its slot. The roll keeps it until nothing needs
-// it, and then stops it. Without a roll, an alloc that is not wanted is stopped at once.
+// isReplacedInRoll reports whether a roll keeps this plugin alloc until nothing needs it: the job wants another digest
+// in its slot, from a group that runs all of its plugins.
 func (j *JobRecord) isReplacedInRoll(r *AllocRecord) bool {
 	if j == nil || !j.rollOpen() || r.Job != j.Job.ID || r.State.Ended() || j.isNewInRoll(r) {
 		return false

@@ -24,9 +24,9 @@ const (
 	changeDelay   = 2 * time.Second  // after a publish: a volume that is being changed has no usage
 )
 
-// Run counts events and refreshes the usage of volumes until ctx ends. It asks plugins only while scrapes come, so the
-// first scrape, also after a pause, has no usage yet. Between two refreshes it asks for newly published volumes, and
-// drops unpublished ones.
+// Run counts events and refreshes the usage of volumes until ctx ends. It asks plugins only while scrapes come:
+// the first scrape, and the first after usagePause without one, gets no usage. Between two refreshes it asks for the
+// usage of newly published volumes, and drops that of unpublished ones.
 func (m *Metrics) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -120,8 +120,9 @@ func (m *Metrics) requestUsage() {
 }
 
 // refresh asks plugins for the usage of the volumes that are mounted here. If changed is not nil, it asks only about
-// those of them in changed, and the others keep their last usage. A volume that is not mounted any more has no usage.
-// All plugins are asked at the same time, each for at most pluginLimit, so that a hung plugin delays no other.
+// the volumes in changed, and the other mounted volumes keep their last usage. A volume that is not mounted any more
+// has no usage. All plugins are asked at the same time, each for at most pluginLimit, so that a hung plugin delays no
+// other.
 func (m *Metrics) refresh(ctx context.Context, changed map[host.VolumeName]bool) {
 	allocs, _, err := m.source.Allocs(ctx, host.AllocQuery{})
 	if err != nil {
@@ -137,7 +138,8 @@ func (m *Metrics) refresh(ctx context.Context, changed map[host.VolumeName]bool)
 			case changed != nil && !changed[v.Name]:
 				rest = append(rest, v.Name)
 				continue
-			case used[v.Volume.Plugin] == nil:
+			}
+			if used[v.Volume.Plugin] == nil {
 				used[v.Volume.Plugin] = map[host.VolumeName]bool{}
 			}
 			used[v.Volume.Plugin][v.Name] = true

@@ -163,22 +163,22 @@ func (p page) Summary() string {
 	parts := []string{fmt.Sprintf("%d of %d plugins healthy", healthy, len(p.Plugins)),
 		count(len(p.Volumes), "volume", ""), fmt.Sprintf("%d of %d jobs running", running, len(p.Jobs))}
 	for _, c := range []struct {
-		n         int
-		what, how string
+		n            int
+		noun, suffix string
 	}{{failed, "job", " failed"}, {waiting, "volume", " waited for"}, {troubled, "volume", " with a problem"}} {
 		if c.n > 0 {
-			parts = append(parts, count(c.n, c.what, c.how))
+			parts = append(parts, count(c.n, c.noun, c.suffix))
 		}
 	}
 	return strings.Join(parts, ", ")
 }
 
-// count formats a number with what it counts.
-func count(n int, what, how string) string {
+// count formats a number with what it counts, such as "2 volumes with a problem".
+func count(n int, noun, suffix string) string {
 	if n != 1 {
-		what += "s"
+		noun += "s"
 	}
-	return fmt.Sprintf("%d %s%s", n, what, how)
+	return fmt.Sprintf("%d %s%s", n, noun, suffix)
 }
 
 // Mounted reports whether a volume is mounted on this node, so that its usage can be known.

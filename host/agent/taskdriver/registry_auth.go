@@ -37,8 +37,8 @@ func (p *password) UnmarshalJSON(b []byte) error {
 		return nil
 	}
 	if !bytes.ContainsAny(b[:1], "{[") || json.Unmarshal(b, &refs) != nil {
-		return registry.Invalid("the password is not a reference, and a job is stored with all that it contains; %s",
-			passwordForms)
+		return registry.Invalid("the password must be given by reference, because a job is stored with all that it "+
+			"contains; %s", passwordForms)
 	}
 	if len(refs) != 1 || (refs[0].Env == "") == (refs[0].File == "") {
 		return registry.Invalid("the password must have one of env and file; %s", passwordForms)

@@ -166,7 +166,7 @@ func (list lister) known(c *cobra.Command, p *program, args []string) ([]string,
 	return list(ctx, client, args, namespace)
 }
 
-// values returns the value of each item, and leaves out empty ones.
+// values returns the value of each item, and leaves out empty ones. It returns err unchanged.
 func values[T any](items []T, err error, of func(T) string) (out []string, _ error) {
 	for _, item := range items {
 		if v := of(item); v != "" {

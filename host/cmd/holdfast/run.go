@@ -288,7 +288,7 @@ func (o *foreground) runJobs(ctx context.Context) error {
 			cancel(o.failures(ctx))
 		}
 	})
-	if err := o.startVolumesThenUsers(ctx); err != nil {
+	if err := o.createVolumesThenSubmitUsers(ctx); err != nil {
 		return err
 	}
 	users, batch := o.users()
@@ -322,8 +322,8 @@ func (o *foreground) users() (n int, batch bool) {
 	return n, batch
 }
 
-// startVolumesThenUsers is the part of runJobs after the plugins were submitted.
-func (o *foreground) startVolumesThenUsers(ctx context.Context) error {
+// createVolumesThenSubmitUsers creates the volumes, and then submits the jobs that run no plugin.
+func (o *foreground) createVolumesThenSubmitUsers(ctx context.Context) error {
 	for _, spec := range o.volumes {
 		runs := func(p parsedJob) bool { return slices.Contains(p.plugins(), spec.Plugin) }
 		if !slices.ContainsFunc(o.jobs, runs) {

@@ -67,8 +67,8 @@ func endSignals() (received chan os.Signal, stop func()) {
 	}
 }
 
-// cancelOnSignal returns a context that ends at the first signal, with an interrupted as its cause. Later signals stay
-// in the channel. stop waits for the goroutine.
+// cancelOnSignal returns a context that ends at the first signal, with an error of type interrupted as its cause. Later
+// signals stay in the channel. stop ends the context and waits for the goroutine.
 func cancelOnSignal(ctx context.Context, signals <-chan os.Signal) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup

@@ -25,10 +25,10 @@ const blocksIdle = 10 * time.Minute
 
 var errBlocksIdle = registry.Errorf(registry.ErrUnavailable, "the plugin has sent no block for %v", blocksIdle)
 
-// Blocks calls each with the allocated blocks of a snapshot, in order. With a base, it calls each with the blocks that
-// differ from the base. If a call is cut off, another call continues after the last range. An error of each ends the
-// list and is returned.
-func (s *Snapshots) Blocks(ctx context.Context, q registry.BlockQuery, each func(registry.Blocks) error) error {
+// Blocks calls receive with the allocated blocks of a snapshot, in order, or with those that differ from a base. If a
+// call to the plugin is cut off, another one continues after the last range. Blocks gives up after blocksIdle without a
+// block. An error of receive ends the list and is returned.
+func (s *Snapshots) Blocks(ctx context.Context, q registry.BlockQuery, receive func(registry.Blocks) error) error {
 	snap, base, err := s.comparedSnapshots(ctx, q)
 	if err != nil {
 		return err
@@ -40,16 +40,17 @@ func (s *Snapshots) Blocks(ctx context.Context, q registry.BlockQuery, each func
 	list := blockList{next: q.Offset, each: func(page registry.Blocks) error {
 		idle.Stop()
 		defer idle.Reset(blocksIdle)
-		return each(page)
+		return receive(page)
 	}}
 	for try := uint64(1); ; try++ {
 		start := list.next
 		err := s.readBlocks(ctx, snap, base, &list)
-		if list.next > start {
+		progress := list.next > start
+		if progress {
 			try = 1
 		}
 		failure, is := errors.AsType[*registry.CallError](err)
-		if list.failed != nil || err == nil || !is || !continues(failure.Code, list.next > start) {
+		if list.failed != nil || err == nil || !is || !continues(failure.Code, progress) {
 			return err
 		}
 		if !intent.Sleep(ctx, readyBackoff.Delay(try, rand.Float64())) {

@@ -32,7 +32,8 @@ func NewClaims(state registry.State, plugins intent.Plugins, now func() time.Tim
 // Claim grants the claim and returns it as stored. Options that the usage leaves empty come from the volume. Repeating
 // a claim returns the stored one. ErrConflict names the holders of the volume, or the state in which it cannot be used.
 // ErrUnsupported means that the volume cannot be used on the node. ErrExhausted means that the node has its maximum of
-// volumes. These two are found only if the node plugin is known. The commit also has the decisions before.
+// volumes. Topology and maximum are checked only if the node plugin is known. The decisions before are part of the same
+// commit, ahead of the claim.
 func (l *Claims) Claim(ctx context.Context, c registry.Claim, before ...registry.Decision) (registry.Claim, error) {
 	if node, known := l.plugins.Find(registry.RoleNode, c.Volume.Plugin); known && node.Fingerprint.MaxVolumes > 0 {
 		select {

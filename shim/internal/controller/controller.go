@@ -82,9 +82,9 @@ func (m *Controller) lockVolume(
 	return v, func() { unlockKey(); unlockName() }, nil
 }
 
-// lockToAlter takes the lock of a volume once no creation of a snapshot of the volume may run at the plugin any more.
-// Such a call is repeated until it has ended. If an alteration may still run, lockToAlter does not wait: snapshots wait
-// for the alteration.
+// lockToAlter takes the lock of a volume that is to be altered. While the creation of a snapshot of the volume may run
+// at the plugin, lockToAlter releases the lock and tries again later. If an alteration may run too, it does not wait:
+// the snapshot waits for the alteration.
 func (m *Controller) lockToAlter(ctx context.Context, key registry.VolumeKey, what string) (unlock func(), err error) {
 	for try := uint64(1); ; try++ {
 		if unlock, err = m.Locks.Lock(ctx, key, what); err != nil {

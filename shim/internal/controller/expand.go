@@ -146,7 +146,7 @@ func (m *Controller) lockAndExpand(
 	if v, err = m.settleModification(ctx, v); err != nil {
 		return err
 	}
-	v, tried, err := m.finishEarlierExpansion(ctx, by, v, want, mode)
+	v, triedOnNode, err := m.finishEarlierExpansion(ctx, by, v, want, mode)
 	if err != nil {
 		return err
 	}
@@ -155,7 +155,7 @@ func (m *Controller) lockAndExpand(
 		return err
 	}
 	switch {
-	case !v.Expansion.Open() && v.Capacity >= want.Required:
+	case !v.Expansion.Open() && v.Capacity >= want.Required: // a larger size may be pending on the node
 		err = m.cancelNodeExpansion(ctx, v)
 	case mode.controller:
 		err = m.expandController(ctx, by, v, want, mode, intent.PolicyOf(registry.ControllerExpandRPC))
@@ -165,7 +165,7 @@ func (m *Controller) lockAndExpand(
 	if err != nil {
 		return err
 	}
-	if err := m.growOnNode(ctx, by, v.VolumeKey(), !tried); err != nil {
+	if err := m.growOnNode(ctx, by, v.VolumeKey(), !triedOnNode); err != nil {
 		return err
 	}
 	return m.checkNotRefused(ctx, name, want)

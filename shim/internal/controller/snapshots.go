@@ -369,7 +369,7 @@ func (s *Snapshots) deregister(ctx context.Context, name snapshotName) error {
 		switch {
 		case !found:
 			return registry.Change{}, name.errUnknown()
-		case view.Get(snap.Key()) == nil:
+		case view.Get(snap.Key()) == nil: // it has no record of its own
 			return registry.Change{}, errInGroup(view, snap)
 		}
 		change := registry.Change{Delete: []registry.Key{snap.Key()}, Events: []registry.Event{
@@ -378,7 +378,7 @@ func (s *Snapshots) deregister(ctx context.Context, name snapshotName) error {
 			return change, nil
 		}
 		late := lateSnapshot(snap)
-		late.Failed = true
+		late.Failed = true // so that former executors do not repeat its deletion
 		return change.And(view.GivenUp(late, snap.Senders, s.volumes.Sender.Node)), nil
 	})
 	return err

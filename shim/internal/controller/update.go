@@ -90,15 +90,15 @@ func (m *Controller) difference(ctx context.Context, spec registry.VolumeSpec) (
 		case c.Problem != "":
 		case v.State != registry.VolumeReady && !(v.State == registry.VolumeDeleting && isSecret(c.Field)):
 			changes[i].Problem = fmt.Sprintf("the volume is %s; it must be %s", v.State, registry.VolumeReady)
-		case busy != nil && !changesAtOnce(c):
+		case busy != nil && !possibleWhileUsed(c):
 			changes[i].Problem = busy.Error()
 		}
 	}
 	return registry.VolumeUpdate{Volume: v, Changes: changes}, err
 }
 
-// changesAtOnce reports whether a change is possible while the volume is in use.
-func changesAtOnce(c registry.FieldChange) bool {
+// possibleWhileUsed reports whether a change is possible while the volume is in use.
+func possibleWhileUsed(c registry.FieldChange) bool {
 	return isSecret(c.Field) || isMutable(c.Field) || c.Field == "capability" && c.From == ""
 }
 
@@ -163,7 +163,7 @@ func (m *Controller) updateSome(
 		if !found {
 			return registry.Change{}, errUnknown(spec.VolumeName())
 		}
-		if slices.ContainsFunc(diff.Changes, func(c registry.FieldChange) bool { return !changesAtOnce(c) }) {
+		if slices.ContainsFunc(diff.Changes, func(c registry.FieldChange) bool { return !possibleWhileUsed(c) }) {
 			if err := checkUnused(view, now, nil, "changed like this"); err != nil { // the volume was claimed since
 				return registry.Change{}, err
 			}

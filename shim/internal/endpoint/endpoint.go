@@ -156,10 +156,12 @@ func (e *Endpoint) read(ctx context.Context, c call, reply func(*emptypb.Empty) 
 
 func (c call) what() string { return string(c.rpc) + " of a client of the CSI endpoint" }
 
-func newCall(plugin registry.PluginID, full string, raw *emptypb.Empty) (c call, err error) {
-	m, is := parseMethod(full)
+// newCall decodes a request, whose fields raw holds as unknown fields. The volumes of the call are sorted, without
+// duplicates. Only a call that reads may have invalid volume IDs.
+func newCall(plugin registry.PluginID, fullMethod string, raw *emptypb.Empty) (c call, err error) {
+	m, is := parseMethod(fullMethod)
 	if !is {
-		return c, registry.Errorf(registry.ErrUnsupported, "unknown method %s", full)
+		return c, registry.Errorf(registry.ErrUnsupported, "unknown method %s", fullMethod)
 	}
 	c = call{method: m, plugin: plugin, raw: raw}
 	if c.request, err = m.decode(raw); err != nil {

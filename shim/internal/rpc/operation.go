@@ -22,7 +22,7 @@ type request interface {
 	GetCall() *pb.Call
 }
 
-// change answers a mutating call as mutate does, for the wire. It also returns an index for which the answer is true.
+// change is mutate with the error as a gRPC status. It also returns the Answer to put into the reply.
 func change[T any](
 	ctx context.Context, s *Server, method string, req request,
 	run func(context.Context, *Active, registry.Call) (T, error),
