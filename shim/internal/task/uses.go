@@ -122,13 +122,15 @@ func servedBy(
 		}
 		return &volumes[i]
 	}
+	staged := map[registry.VolumeKey]bool{}
 	for _, p := range stagings {
 		if p.Volume.Plugin == task.Plugin && serves(p.Path, p.Server) {
 			add(p.Volume, p.Name)
+			staged[p.Volume] = true
 		}
 	}
 	for _, r := range refs {
-		if _, listed := positions[r.Volume]; r.Volume.Plugin == task.Plugin && (listed || serves(r.Target, r.Server)) {
+		if r.Volume.Plugin == task.Plugin && (staged[r.Volume] || serves(r.Target, r.Server)) {
 			volume, _ := v.VolumeByKey(r.Volume)
 			served := add(r.Volume, volume.VolumeName())
 			served.Allocs = append(served.Allocs, r.Alloc)

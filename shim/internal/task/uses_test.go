@@ -102,6 +102,29 @@ func TestWhatAPluginTaskIsNeededFor(t *testing.T) {
 	}
 }
 
+// Two processes of a plugin serve a volume, for one alloc each, as while a plugin without staging is replaced.
+func TestTaskIsNeededForItsOwnAllocs(t *testing.T) {
+	old, next := registry.TaskKey{Alloc: "old", Task: "t"}, registry.TaskKey{Alloc: "next", Task: "t"}
+	log := registrytest.NewLog(time.Now)
+	m := mounts{dev: true}
+	for alloc, server := range map[registry.AllocID]registry.TaskKey{"a": old, "b": next} {
+		target := registry.Tree{Host: "/m/" + string(alloc)}
+		m.table = append(m.table, mount.Mount{Point: target.Host, FSType: "fuse"})
+		registrytest.Put(t, log, registry.Ref{Volume: registry.VolumeKey{Plugin: "p", External: "x"}, Alloc: alloc,
+			Request: "r", Target: target, Publish: registry.MarkDone, Server: server})
+	}
+	uses := Uses{State: log, Mounts: m, Running: func(registry.TaskKey) int { return 0 }}
+	found, err := uses.Of(t.Context(), []registry.PluginTask{{TaskKey: old, Plugin: "p"}, {TaskKey: next, Plugin: "p"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []registry.AllocID{"a", "b"} {
+		if v := found[i].Volumes; len(v) != 1 || !slices.Equal(v[0].Allocs, []registry.AllocID{want}) {
+			t.Errorf("%s serves %+v, not the volume of alloc %s alone", found[i].TaskKey, v, want)
+		}
+	}
+}
+
 // A call that mounts and ends while the uses of its task are looked up is found, either as a call or by its mount.
 func TestCallThatEndsMeanwhileIsSeen(t *testing.T) {
 	log := registrytest.NewLog(time.Now)
