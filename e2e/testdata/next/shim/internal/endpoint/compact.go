@@ -10,7 +10,7 @@ import (
 
 // The next release knows a service that CSI does not have yet, with an RPC that changes a volume.
 func init() {
-	effects["Compaction/CompactVolume"] = changes
+	effects["Compaction/CompactVolume"] = effectChange
 	request := &descriptorpb.DescriptorProto{Name: proto.String("CompactVolumeRequest"),
 		Field: []*descriptorpb.FieldDescriptorProto{{Name: proto.String("volume_id"), Number: proto.Int32(1),
 			Type: descriptorpb.FieldDescriptorProto_TYPE_STRING.Enum()}}}
