@@ -92,6 +92,50 @@ func TestRefusedBinariesEvictNone(t *testing.T) {
 	}
 }
 
+// bytesRead returns how much this process and its dead children have read by system calls. Mapped pages are not in it.
+func bytesRead(t *testing.T) (n int64) {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/io")
+	must(t, err)
+	for line := range strings.Lines(string(text)) {
+		if _, err := fmt.Sscanf(line, "rchar: %d", &n); err == nil {
+			return n
+		}
+	}
+	t.Fatalf("/proc/self/io says %q", text)
+	return 0
+}
+
+// A crash restart does not read the binary. Open and Swap do, which shows that the test would see it. This test is not
+// parallel, as it counts the reads of the test process.
+func TestCrashRestartDoesNotHash(t *testing.T) {
+	w := newEnv(t)
+	w.config.Bake = time.Millisecond
+	next := another(t, w.dir, "next")
+	info, err := os.Stat(next)
+	must(t, err)
+	reads := func(what string, whole bool, f func()) {
+		t.Helper()
+		before := bytesRead(t)
+		f()
+		if n := bytesRead(t) - before; (n > info.Size()/2) != whole {
+			t.Errorf("%s: %d bytes were read; the binary has %d", what, n, info.Size())
+		}
+	}
+	reads("open", true, w.open)
+	reads("a crash", false, w.crash)
+	reads("a swap", true, func() {
+		_, err := w.host.Swap(w.ctx(), host.Binary{Path: next})
+		must(t, err)
+	})
+	w.awaitCommit()
+	reads("a crash after the swap", false, w.crash)
+	stored := filepath.Join(w.config.StateDir, "shims", w.host.Swaps()[0].To)
+	now := time.Now()
+	must(t, os.Chtimes(stored, now, now)) // its content may have changed
+	reads("a crash after the binary was touched", true, w.crash)
+}
+
 // A binary that is replaced without a digest is trusted and logged. If nothing is at its path, its verified copy runs.
 func TestConfiguredBinaryIsReplacedOrGone(t *testing.T) {
 	t.Parallel()

@@ -1,8 +1,8 @@
 // Package launch starts a shim process, verifies that it is the right one, and ends it. Only the host SDK uses it.
 //
 // A Store keeps shim binaries under their SHA-256. Start verifies an open descriptor of the stored file and executes
-// that descriptor, so what was verified is what runs. A damaged stored copy is replaced from the binary's path. If
-// nothing is at the path any more, an intact stored copy is used.
+// that descriptor, so what was verified is what runs. It does not hash a file again that has not changed. A damaged
+// stored copy is replaced from the binary's path. If nothing is at the path any more, an intact stored copy is used.
 //
 // Start speaks go-plugin's protocol through a runner of its own. The shim gets:
 //   - an environment of few named variables, own stdio and an own session,

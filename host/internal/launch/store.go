@@ -30,8 +30,9 @@ const (
 type Store struct {
 	dir string
 
-	mu   sync.Mutex // guards keep; held only to read or change it
-	keep []string   // SHA-256 of binaries that Prune leaves
+	mu       sync.Mutex           // guards what follows; held only to read or change it
+	keep     []string             // SHA-256 of binaries that Prune leaves
+	verified map[string]fileState // by SHA-256: the stored file when its content was verified
 }
 
 // OpenStore opens the store in dir. It creates dir (0700) if it does not exist, and removes unfinished copies.
@@ -51,7 +52,7 @@ func OpenStore(dir string) (*Store, error) {
 			return nil, fmt.Errorf("open the store of shims: %w", err)
 		}
 	}
-	return &Store{dir: dir}, nil
+	return &Store{dir: dir, verified: map[string]fileState{}}, nil
 }
 
 // checkPrivate returns an error unless only this user or root can write to dir.
@@ -140,7 +141,8 @@ func (s *Store) Stored(ctx context.Context, sum string) (Digest, error) {
 }
 
 // open opens a stored binary and verifies the content of the descriptor itself, as the name may lead to another file
-// by then. The caller closes it.
+// by then. It does not hash a file again that has not changed since: calls are held while a crashed shim is started
+// again. The caller closes the file.
 func (s *Store) open(ctx context.Context, sum string) (*os.File, error) {
 	f, err := os.Open(s.path(sum))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -150,18 +152,31 @@ func (s *Store) open(ctx context.Context, sum string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the stored shim: %w", err)
 	}
-	if err := verify(ctx, f, sum); err != nil {
+	if err := s.verify(ctx, f, sum); err != nil {
 		f.Close()
 		return nil, err
 	}
 	return f, nil
 }
 
+// fileState differs whenever content or mode of a file may have changed, because a ctime cannot be set back.
+type fileState struct {
+	dev, ino uint64
+	ctime    unix.Timespec
+}
+
 // verify returns ErrDamaged if a stored binary does not have the digest sum, or not the mode of stored binaries.
-func verify(ctx context.Context, f *os.File, sum string) error {
-	info, err := f.Stat()
-	if err != nil {
-		return err
+func (s *Store) verify(ctx context.Context, f *os.File, sum string) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return &os.PathError{Op: "fstat", Path: f.Name(), Err: err}
+	}
+	state := fileState{st.Dev, st.Ino, st.Ctim}
+	s.mu.Lock()
+	unchanged := s.verified[sum] == state
+	s.mu.Unlock()
+	if unchanged {
+		return nil
 	}
 	actual, err := hashInto(ctx, io.Discard, f)
 	switch {
@@ -170,10 +185,13 @@ func verify(ctx context.Context, f *os.File, sum string) error {
 	case actual != sum:
 		return registry.Errorf(registry.ErrDamaged,
 			"the stored shim %s was changed, its SHA-256 is now %s: add its binary again", sum, actual)
-	case info.Mode() != storedMode:
-		return registry.Errorf(registry.ErrDamaged, "the stored shim %s has mode %v: add its binary again", sum,
-			info.Mode())
+	case st.Mode&unix.S_IFMT != unix.S_IFREG || st.Mode&0o7777 != storedMode:
+		return registry.Errorf(registry.ErrDamaged, "the stored shim %s has mode %#o: add its binary again", sum,
+			st.Mode)
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.verified[sum] = state
 	return nil
 }
 
