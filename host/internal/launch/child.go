@@ -137,7 +137,7 @@ func (c *child) reap(stderr *logWriter) {
 	defer report()
 	defer time.AfterFunc(2*drainTime, report).Stop() // a logger that blocks must not hide the death
 	_ = c.cmd.Wait()                                 // ends the output; the process is reaped already
-	stderr.endLine()
+	stderr.end()
 }
 
 // kill sends SIGKILL, which also ends a stopped process. It is no error if the process is dead.

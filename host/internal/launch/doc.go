@@ -14,7 +14,7 @@
 // shim's process group ends with it. Its files are removed at its death. Files that a killed host left are removed by
 // the next Start in the same run directory.
 //
-// What the shim prints is treated as hostile: bounded in length, escaped, and never parsed by go-plugin.
+// What the shim prints is treated as hostile: bounded in length and rate, escaped, and never parsed by go-plugin.
 //
 // Nothing outlives the host but the store. A shim ends when its host does, and the next host ends a shim that still has
 // the state (EndOrphans). There is no reattaching. docs/traps.md lists the traps of go-plugin and the test for each.

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 	"unicode/utf8"
 
 	hclog "github.com/hashicorp/go-hclog"
@@ -27,6 +29,7 @@ func (c *checkingLogger) Log(_ hclog.Level, msg string, args ...any) {
 }
 
 func (c *checkingLogger) Info(msg string, args ...any)  { c.Log(hclog.Info, msg, args...) }
+func (c *checkingLogger) Warn(string, ...any)           { c.lines++ }
 func (c *checkingLogger) Error(msg string, args ...any) { c.Log(hclog.Error, msg, args...) }
 
 func FuzzStderr(f *testing.F) {
@@ -43,12 +46,40 @@ func FuzzStderr(f *testing.F) {
 		for part := range slices.Chunk(text, 1000) {
 			_, _ = s.Write(part)
 		}
-		s.endLine()
+		s.end()
 		if lines := strings.Count(string(text), "\n") + 1; log.lines > lines {
 			t.Errorf("%d lines logged of %d", log.lines, lines)
 		}
 		if last := s.last(); len(last) > tailLines {
 			t.Errorf("%d lines kept", len(last))
+		}
+	})
+}
+
+// What a shim writes beyond logPerSecond is dropped, and the number of lines is logged.
+func TestStderrIsLoggedAtABoundedRate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log := &checkingLogger{Logger: hclog.NewNullLogger(), t: t}
+		s := &logWriter{log: log}
+		_, _ = s.Write([]byte(strings.Repeat("\n\n.\n", 10_000)))
+		if most := logPerSecond / lineCost; log.lines == 0 || log.lines > most || s.dropped != 10_000-log.lines {
+			t.Errorf("%d of 10000 lines logged at once, at most %d may be; %d dropped", log.lines, most, s.dropped)
+		}
+		time.Sleep(time.Second)
+		log.lines = 0
+		_, _ = s.Write([]byte("word\n"))
+		if log.lines != 2 || s.dropped != 0 { // with the number of dropped lines
+			t.Errorf("%d lines logged a second later", log.lines)
+		}
+		time.Sleep(time.Second)
+		log.lines = 0
+		_, _ = s.Write([]byte(strings.Repeat(strings.Repeat("x", maxLine)+"\n", 1000)))
+		if size := log.lines * maxLine; size == 0 || size > logPerSecond {
+			t.Errorf("%d bytes logged at once", size)
+		}
+		log.lines = 0
+		if s.end(); log.lines != 1 || s.dropped != 0 {
+			t.Errorf("%d lines logged at the end", log.lines)
 		}
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	hclog "github.com/hashicorp/go-hclog"
 
@@ -19,6 +20,8 @@ const (
 	maxFields     = 64       // key-value pairs of one line
 	tailLines     = 64       // lines kept for the error of a failed start
 	tailLineBytes = 1 << 10  // bytes kept of each
+	logPerSecond  = 4 << 20  // bytes that reach the logger in a second
+	lineCost      = 2 << 10  // bytes of that for each line, beside its length
 )
 
 // logWriter gets a shim's stderr and passes it to a logger. A line can have no effect but a log entry.
@@ -27,6 +30,10 @@ type logWriter struct {
 	line  []byte // the beginning of the current line, at most maxLine bytes
 	cut   int    // bytes of the current line that are left out
 	dying bool   // a panic's trace has begun: the next lines are part of it
+
+	second  time.Time // when the current second of logPerSecond began
+	used    int       // bytes of logPerSecond that are used in it
+	dropped int       // lines over logPerSecond that are not reported yet
 
 	mu   sync.Mutex // guards tail
 	tail []string
@@ -47,6 +54,12 @@ func (w *logWriter) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
+// end logs what the stream of lines ends with.
+func (w *logWriter) end() {
+	w.endLine()
+	w.reportDropped()
+}
+
 // endLine logs the current line, unless it is empty.
 func (w *logWriter) endLine() {
 	line, cut := bytes.TrimRight(w.line, "\r"), w.cut
@@ -59,6 +72,11 @@ func (w *logWriter) endLine() {
 		text += fmt.Sprintf(" [%d more bytes]", cut)
 	}
 	w.remember(text)
+	if !w.mayLog(len(line)) {
+		w.dropped++
+		return
+	}
+	w.reportDropped()
 	if cut == 0 && w.logJSON(line) {
 		return
 	}
@@ -68,6 +86,22 @@ func (w *logWriter) endLine() {
 		return
 	}
 	w.log.Info(text)
+}
+
+// mayLog reports whether the lines of the current second, with one more of this size, are within logPerSecond.
+func (w *logWriter) mayLog(size int) bool {
+	if now := time.Now(); now.Sub(w.second) >= time.Second {
+		w.second, w.used = now, 0
+	}
+	w.used += size + lineCost
+	return w.used <= logPerSecond
+}
+
+func (w *logWriter) reportDropped() {
+	if w.dropped > 0 {
+		w.log.Warn("the shim writes too much to stderr; lines were dropped", "lines", w.dropped)
+		w.dropped = 0
+	}
 }
 
 func (w *logWriter) remember(text string) {
