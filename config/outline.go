@@ -37,7 +37,7 @@ type brace struct {
 type outline struct {
 	text    []byte
 	tokens  hclsyntax.Tokens
-	open    []int // indexes of the tokens that open what is not closed yet
+	open    []int // indexes of opening tokens that are not closed yet
 	suspect int   // index of a { whose } is indented less; -1: none
 	secret  int   // index of the = of a `secrets = ...` statement; -1: none
 	depth   int   // len(open) at that statement
@@ -227,8 +227,8 @@ func (o *outline) indent(at int) (start, width int) {
 	return start, len(o.text[start:]) - len(bytes.TrimLeft(o.text[start:], " \t"))
 }
 
-// checkClosed reports what is not closed at the end of the text. Of several braces it prefers the one that indentation
-// shows to be unclosed.
+// checkClosed reports an opening token that is not closed at the end of the text. Of several braces it prefers the one
+// that indentation shows to be unclosed.
 func (o *outline) checkClosed() {
 	end := o.tokens[len(o.tokens)-1]
 	switch last := len(o.open) - 1; {

@@ -27,7 +27,7 @@ const writeLimit = time.Second
 var errDiskHangs = errors.New("the disk of the state directory does not answer; the change is made once it does")
 
 // do runs one write after those before it, and returns its error. If the write has not ended after writeLimit, do
-// returns errDiskHangs, and the write goes on.
+// returns errDiskHangs, and the write continues.
 func (w *writer) do(write func() error) error {
 	w.mu.Lock()
 	before, written, failed := w.last, make(chan struct{}), make(chan error, 1)

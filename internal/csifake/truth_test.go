@@ -196,7 +196,7 @@ func TestInlineVolumeExistsWhilePublished(t *testing.T) {
 	// this is not an inline volume
 	wantCode(t, publish(two, map[string]string{"csi.storage.k8s.io/ephemeral": "false"}), "NOT_FOUND")
 	if found := fake.Check(journal.Options{}); len(found) == 0 {
-		t.Error("a volume that was never staged is published, and nobody is blamed")
+		t.Error("a volume that was never staged is published, and the check reports nothing")
 	}
 }
 

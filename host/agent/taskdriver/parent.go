@@ -349,7 +349,7 @@ func (p *parent) killAll() syscall.WaitStatus {
 	}
 }
 
-// killTree kills all processes below this one. found reports whether it has certainly found one that was not a zombie.
+// killTree kills all processes below this one. found is true if at least one of them was certainly alive.
 // It also signals zombies, because other threads of the same process may still live.
 func (p *parent) killTree() (found bool) {
 	killCgroups(p.cgroup.dirs())

@@ -167,7 +167,7 @@ func (g *cgroup) memoryKills() (n int64) {
 // memoryExit explains the exit of a task that has reached its memory limit.
 const memoryExit = "killed because its memory limit was reached; raise memory in resources"
 
-// tryLimits tries the limits in a new cgroup, and returns a warning for each one that this machine does not enforce.
+// tryLimits tries the limits in a new cgroup, and returns a warning for each limit that this machine does not enforce.
 func tryLimits(r Resources) []string {
 	if r == (Resources{}) {
 		return nil

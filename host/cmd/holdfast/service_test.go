@@ -47,8 +47,7 @@ func TestMountsOfTheOperatorStay(t *testing.T) {
 	}
 }
 
-// TestSignalIsTheExitCode sends a signal to a command that fails then, and to one that succeeds nevertheless. Only the
-// first one returns the signal as its error.
+// A command that fails after a signal returns the signal as its error. One that succeeds does not.
 func TestSignalIsTheExitCode(t *testing.T) {
 	c := &cobra.Command{}
 	c.SetContext(t.Context())

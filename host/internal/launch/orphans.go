@@ -21,7 +21,7 @@ const (
 )
 
 // EndOrphans returns once no shim of an earlier host has the state: an active shim has its database locked. A new host
-// calls EndOrphans before it starts a shim. Shims normally end with their host, so one that is stopped is killed at
+// calls EndOrphans before it starts a shim. Shims normally end with their host. EndOrphans kills a stopped shim at
 // once, and any other after a grace period.
 //
 // ErrUnavailable: a shim still has the state 12 s after the call. ErrDenied: this user may not kill it.

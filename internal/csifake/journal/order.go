@@ -209,7 +209,7 @@ func (c *checker) settled() {
 	}{{"volume", c.creates}, {"group snapshot", c.groups}, {"snapshot", c.snaps}} {
 		for _, key := range slices.SortedFunc(maps.Keys(created.edges), volumeKey.compare) {
 			if created.edges[key].state == unsure {
-				c.report("RU", "nobody knows whether the %s named %q exists", created.what, key.id)
+				c.report("RU", "whether the %s named %q exists is not known", created.what, key.id)
 			}
 		}
 	}

@@ -31,17 +31,16 @@ type State struct {
 	client *clientv3.Client
 	kv     clientv3.KV // of the client
 	keys
-	id      string // of the cluster
-	node    registry.NodeName
-	expect  int                   // the number of nodes that form the cluster, as configured; 0: not known
-	ready   chan struct{}         // closed once own is set and the copy has that revision
-	own     int64                 // the revision at which this shim became the active one of its node
-	waiting atomic.Pointer[error] // why the node is not ready; nil: it is not known
-	copy    copyProgress
-	health  *etcdHealth
-	abandon context.CancelCauseFunc // ends Run; set before ready is closed
-	sending func(registry.Change)
-
+	id       string // of the cluster
+	node     registry.NodeName
+	expect   int                   // the number of nodes that form the cluster, as configured; 0: not known
+	ready    chan struct{}         // closed once own is set and the copy has that revision
+	own      int64                 // the revision at which this shim became the active one of its node
+	waiting  atomic.Pointer[error] // why the node is not ready; nil: it is not known
+	copy     copyProgress
+	health   *etcdHealth
+	abandon  context.CancelCauseFunc // ends Run; set before ready is closed
+	sending  func(registry.Change)
 	groups   groups
 	lastView atomic.Pointer[viewRevision] // the copy in the last view that a decision saw
 
