@@ -1,10 +1,13 @@
 package main
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"holdfast/host/agent/control"
 )
 
 // Without a terminal, a wait is reported at once and then every ten seconds.
@@ -22,6 +25,27 @@ func TestWaitsAreReportedNowAndThen(t *testing.T) {
 			"waiting for 11s: volume disk is not created yet\nwaiting for 21s: volume disk is not created yet\n"
 		if out.String() != want {
 			t.Errorf("%q, want %q", out.String(), want)
+		}
+	})
+}
+
+// A wait continues after a restart of the agent. It ends if the agent does not start again for a minute.
+func TestWaitEndsIfTheAgentStaysAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, c := range []struct {
+			away time.Duration
+			want error
+		}{{restartLimit / 2, nil}, {2 * restartLimit, control.ErrNoAgent}} {
+			began := time.Now()
+			_, err := acrossRestarts(t.Context(), control.NewClient(""), func() (struct{}, error) {
+				if time.Since(began) < c.away {
+					return struct{}{}, control.ErrNoAgent
+				}
+				return struct{}{}, nil
+			})
+			if waited := time.Since(began); !errors.Is(err, c.want) || waited > restartLimit+time.Second {
+				t.Errorf("away for %v: %v after %v, want %v", c.away, err, waited, c.want)
+			}
 		}
 	})
 }
