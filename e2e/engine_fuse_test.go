@@ -13,13 +13,14 @@ import (
 // /dev/fuse.
 func TestRollKeepsFUSEMountsOfContainers(t *testing.T) {
 	slow(t)
+	t.Parallel()
 	if _, err := os.Stat("/dev/fuse"); err != nil {
 		t.Skipf("this kernel has no FUSE: %v", err)
 	}
 	enginetest.Each(t, func(t *testing.T, engine *enginetest.Engine) {
 		engine.Import("loopfs", nil) // of the user
 		engine.Import("csifake", engine.Programs(bin+"/csifake"))
-		e := newEngineEnv(t, engine)
+		e := newEngineEnv(t, engine, "fuse")
 		t.Cleanup(e.logTasks)
 		e.must(os.Symlink("data/journal", e.path("journal")))
 		e.runFake(`"--mount=fuse"`)

@@ -16,6 +16,7 @@ import (
 // end the engine creates and deletes a volume of a plugin that runs at the other node only.
 func TestContainersOfEnginesLoseTheirVolume(t *testing.T) {
 	slow(t)
+	t.Parallel()
 	driver := fmt.Sprintf("holdfast-lost-%d", os.Getpid())
 	socket := filepath.Join("/run/docker/plugins", driver+".sock")
 	t.Cleanup(func() { _ = os.Remove(socket) })

@@ -37,6 +37,7 @@ var containersOfEngine = map[string]int{"docker": 111, "podman": 90}
 // answers, the kernel's mount table and the plugin's journal.
 func TestContainersOfEnginesMountVolumes(t *testing.T) {
 	slow(t)
+	t.Parallel()
 	for _, name := range []string{"docker", "podman"} {
 		t.Run(name, func(t *testing.T) {
 			v := newEngineVolumes(t, name)

@@ -27,11 +27,12 @@ type engineEnv struct {
 // of the users, and the engine's own list of containers.
 func TestContainersOfEngines(t *testing.T) {
 	slow(t)
+	t.Parallel()
 	enginetest.Each(t, func(t *testing.T, engine *enginetest.Engine) {
 		tools := []string{"mkfs.ext4", "e2fsck", "resize2fs", "tune2fs", "dumpe2fs"}
 		engine.Import("loopfs", engine.Programs(append(tools, filepath.Join(bin, "loopfs"))...))
 		engine.Import("csifake", engine.Programs(filepath.Join(bin, "csifake")))
-		e := newEngineEnv(t, engine)
+		e := newEngineEnv(t, engine, "plugins")
 		t.Cleanup(e.logTasks)
 		e.must(os.Symlink("data/journal", e.path("journal")))
 		e.runPlugins()
@@ -49,8 +50,9 @@ func TestContainersOfEngines(t *testing.T) {
 	})
 }
 
-func newEngineEnv(t *testing.T, engine *enginetest.Engine) *engineEnv {
-	e := &engineEnv{engine: engine, driver: fmt.Sprintf("holdfast-%s-plugins-%d", engine.Name, os.Getpid())}
+// newEngineEnv starts an agent whose volume plugin at the engine has a name of its own.
+func newEngineEnv(t *testing.T, engine *enginetest.Engine, name string) *engineEnv {
+	e := &engineEnv{engine: engine, driver: fmt.Sprintf("holdfast-%s-%s-%d", engine.Name, name, os.Getpid())}
 	socket := filepath.Join("/run/docker/plugins", e.driver+".sock")
 	t.Cleanup(func() { _ = os.Remove(socket) })
 	e.flags = []string{"--" + engine.Name + "-engine=" + engine.Host, "--volume-plugin=" + socket}
