@@ -37,10 +37,9 @@ func run(m *testing.M) (code int) {
 	if signal.Ignored(os.Interrupt) { // as in a background job of a shell; the commands of scripts would inherit it
 		signal.Notify(make(chan os.Signal, 1), os.Interrupt)
 	}
-	if flag.Parse(); testing.Short() {
-		if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
-			_ = flag.Set("test.parallel", fmt.Sprint(2*runtime.GOMAXPROCS(0))) // most tests wait for processes
-		}
+	flag.Parse()
+	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
+		_ = flag.Set("test.parallel", fmt.Sprint(2*runtime.GOMAXPROCS(0))) // most tests wait for processes
 	}
 	var err error
 	bin, err = testbin.Build(testbin.Shim("holdfast-shim"), testbin.FaultyShim("holdfast-shim-faulty"),
