@@ -8,7 +8,7 @@ SOAK  ?= 10m
 LONG := TestRollback$$|TestPowerCut|TestDisk|TestSwapOnAFullDisk|TestBoundedHold
 LONG := $(LONG)|TestAgentKilled|TestAllKilled|TestPluginTaskKilled
 # Tests that take minutes and run with -race, because many goroutines of the host change state at once.
-DEATHS := TestKilledAt|ThatCannotDie|TestNoFailedCall$$|TestRollDuringMounts|TestRollKeepsFUSEMountsAlive
+DEATHS := TestKilledAt|ThatCannotDie|TestNoFailedCall$$/killed$$|TestRollDuringMounts|TestRollKeepsFUSEMountsAlive
 DEATHS := $(DEATHS)|TestFailedRollKeeps|TestStopFirstRoll|TestFrozenNode|TestNodeIsCutOff|TestNextExecutorRepeats
 # Tests with a dockerd and a podman of their own.
 ENGINES := TestContainersOfEngines|TestRollKeepsFUSEMountsOfContainers
