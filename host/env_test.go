@@ -37,12 +37,12 @@ func run(m *testing.M) int {
 	if at := flag.Lookup("test.parallel"); at.Value.String() == at.DefValue {
 		_ = flag.Set("test.parallel", strconv.Itoa(3*runtime.GOMAXPROCS(0))) // most wait for processes and timers
 	}
-	dir, err := testbin.Build(testbin.Shim("shim"), testbin.FaultyShim("faulty"))
+	dir, err := testbin.Build(testbin.Shim("holdfast-shim"), testbin.FaultyShim("holdfast-shim-faulty"))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	shimBinary, faultyShim = filepath.Join(dir, "shim"), filepath.Join(dir, "faulty")
+	shimBinary, faultyShim = filepath.Join(dir, "holdfast-shim"), filepath.Join(dir, "holdfast-shim-faulty")
 	return m.Run()
 }
 

@@ -1,6 +1,7 @@
 package benchswap
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -28,6 +29,9 @@ func TestMain(m *testing.M) {
 var binaries [2]string
 
 func run(m *testing.M) int {
+	if flag.Parse(); testing.Short() { // the test is skipped, and needs no binaries
+		return m.Run()
+	}
 	cache, err := filepath.Abs("../../.cache")
 	if err == nil {
 		err = os.MkdirAll(cache, 0o755)
@@ -38,12 +42,12 @@ func run(m *testing.M) int {
 	}
 	dir := ""
 	if err == nil {
-		dir, err = testbin.Build(testbin.Shim("shim"), testbin.Shim("shim-next", overlay))
+		dir, err = testbin.Build(testbin.Shim("holdfast-shim"), testbin.Shim("holdfast-shim-next", overlay))
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	binaries = [2]string{filepath.Join(dir, "shim"), filepath.Join(dir, "shim-next")}
+	binaries = [2]string{filepath.Join(dir, "holdfast-shim"), filepath.Join(dir, "holdfast-shim-next")}
 	return m.Run()
 }
