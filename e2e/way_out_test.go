@@ -163,7 +163,7 @@ func lostVolume(n int) string { return fmt.Sprintf("lost-%d", n) }
 
 // lostVolumes names more volumes than one test detaches.
 func lostVolumes() (ids []string) {
-	for n := range 2000 {
+	for n := range 500 {
 		ids = append(ids, lostVolume(n))
 	}
 	return ids
@@ -174,5 +174,5 @@ func (tr *traffic) detachLost(n int) {
 	tr.call("DetachVolume", nil, func(ctx context.Context) error {
 		return errOf(tr.host.DetachVolume(ctx, volumeName(lostVolume(n)), lostNode, host.Force{By: "e2e"}))
 	})
-	sleep(tr.stopped, 250*time.Millisecond)
+	sleep(tr.stopped, time.Second)
 }
