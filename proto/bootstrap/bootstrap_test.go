@@ -5,12 +5,12 @@ import (
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
+	"crypto/tls"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
-	"net/http/httptest"
+	"net"
 	"os"
 	"os/exec"
 	"strings"
@@ -177,19 +177,14 @@ func TestOnlyTheHandshakePasses(t *testing.T) {
 	}
 }
 
-// BoringSSL, and with it the gRPC of most other languages, refuses the curve P-521.
-func TestCertificateIsOfACurveThatAllHostsVerify(t *testing.T) {
-	config, der, err := mutualTLS("")
-	if config != nil || der != nil || err != nil {
-		t.Errorf("without a host's certificate: %v, %v, %v", config, der, err)
+// newPair returns the TLS configurations of a host and of its shim. The host trusts the shim as go-plugin has it do.
+func newPair(t *testing.T) (host, shim *tls.Config) {
+	t.Helper()
+	host, variable, err := ClientTLS()
+	if err != nil {
+		t.Fatal(err)
 	}
-	if _, _, err := mutualTLS("rubbish"); err == nil {
-		t.Error("rubbish is taken for a certificate")
-	}
-	server := httptest.NewTLSServer(nil)
-	defer server.Close()
-	host := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
-	_, der, err = mutualTLS(string(host))
+	shim, der, err := serverTLS(strings.TrimPrefix(variable, clientCert+"="))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +192,57 @@ func TestCertificateIsOfACurveThatAllHostsVerify(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if key, ok := cert.PublicKey.(*ecdsa.PublicKey); !ok || key.Curve != elliptic.P256() {
-		t.Errorf("the key is %T", cert.PublicKey)
+	host.RootCAs = x509.NewCertPool()
+	host.RootCAs.AddCert(cert)
+	return host, shim
+}
+
+// BoringSSL, and with it the gRPC of most other languages, refuses the curve P-521.
+func TestCertificatesAreOfACurveThatAllVerify(t *testing.T) {
+	config, der, err := serverTLS("")
+	if config != nil || der != nil || err != nil {
+		t.Errorf("without a host's certificate: %v, %v, %v", config, der, err)
+	}
+	if _, _, err := serverTLS("rubbish"); err == nil {
+		t.Error("rubbish is taken for a certificate")
+	}
+	host, shim := newPair(t)
+	for _, config := range []*tls.Config{host, shim} {
+		key, ok := config.Certificates[0].PrivateKey.(*ecdsa.PrivateKey)
+		if !ok || key.Curve != elliptic.P256() {
+			t.Errorf("the key is %T", config.Certificates[0].PrivateKey)
+		}
+	}
+}
+
+// A host and a shim trust only each other's certificate, although all certificates have the same name.
+func TestHostAndShimTrustOnlyEachOther(t *testing.T) {
+	host, shim := newPair(t)
+	otherHost, otherShim := newPair(t)
+	stranger := otherHost.Clone() // would accept the shim
+	stranger.RootCAs = host.RootCAs
+	for _, c := range []struct {
+		name         string
+		client       *tls.Config
+		server       *tls.Config
+		cErr, srvErr bool
+	}{
+		{"the pair", host, shim, false, false},
+		{"another host", stranger, shim, false, true}, // with TLS 1.3 its handshake ends first
+		{"a host without a certificate", &tls.Config{RootCAs: host.RootCAs, ServerName: serverName}, shim, false, true},
+		{"another shim", host, otherShim, true, true},
+	} {
+		here, there := net.Pipe()
+		server := make(chan error, 1)
+		go func() {
+			defer there.Close()
+			server <- tls.Server(there, c.server).HandshakeContext(t.Context())
+		}()
+		err := tls.Client(here, c.client).HandshakeContext(t.Context())
+		go func() { _, _ = io.Copy(io.Discard, here) }() // an alert of the server
+		if srv := <-server; (err != nil) != c.cErr || (srv != nil) != c.srvErr {
+			t.Errorf("%s: the host says %v, the shim %v", c.name, err, srv)
+		}
+		here.Close()
 	}
 }

@@ -1,7 +1,7 @@
 // Package bootstrap defines what a host and a shim agree on before their first RPC: the go-plugin handshake, the
 // protocol versions, the environment variables and the life cycle of a shim process.
 //
-// A host uses Handshake and Client. A shim's main uses NewLogger and Serve, and nothing else of go-plugin.
+// A host uses Handshake, Client and ClientTLS. A shim's main uses NewLogger and Serve, and nothing else of go-plugin.
 //
 // Promises to a shim that calls Serve:
 //

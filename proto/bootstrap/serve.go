@@ -154,7 +154,7 @@ func (s *shim) goPlugin(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("make the handshake's pipe: %w", err)
 	}
-	config, cert, err := mutualTLS(os.Getenv(clientCert))
+	config, cert, err := serverTLS(os.Getenv(clientCert))
 	if err != nil {
 		return fmt.Errorf("prepare TLS: %w", err)
 	}

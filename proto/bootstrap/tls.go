@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/pem"
 	"errors"
 	"math/big"
 	"time"
@@ -15,12 +16,23 @@ import (
 // clientCert is the variable with the host's certificate, as PEM.
 const clientCert = "PLUGIN_CLIENT_CERT"
 
-// mutualTLS returns the TLS configuration of a shim whose host has the certificate hostPEM, and the shim's own
+// ClientTLS returns the TLS configuration of a host for one shim, and the variable of the shim's environment with the
+// host's certificate, as NAME=PEM. It replaces go-plugin's AutoMTLS, whose key is on P-521: see newCertificate.
+// go-plugin adds the shim's certificate, which is in the handshake, to the configuration.
+func ClientTLS() (config *tls.Config, variable string, err error) {
+	cert, err := newCertificate(x509.ExtKeyUsageClientAuth)
+	if err != nil {
+		return nil, "", err
+	}
+	text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Certificate[0]})
+	return &tls.Config{
+		Certificates: []tls.Certificate{cert}, ServerName: serverName, MinVersion: tls.VersionTLS12,
+	}, clientCert + "=" + string(text), nil
+}
+
+// serverTLS returns the TLS configuration of a shim whose host has the certificate hostPEM, and the shim's own
 // certificate (DER). Both are nil without hostPEM.
-//
-// go-plugin itself makes a key on the curve P-521. BoringSSL does not verify such a signature, so hosts that use the C
-// core of gRPC (Python, Ruby, C++) could not connect.
-func mutualTLS(hostPEM string) (*tls.Config, []byte, error) {
+func serverTLS(hostPEM string) (*tls.Config, []byte, error) {
 	if hostPEM == "" {
 		return nil, nil, nil
 	}
@@ -28,23 +40,39 @@ func mutualTLS(hostPEM string) (*tls.Config, []byte, error) {
 	if !host.AppendCertsFromPEM([]byte(hostPEM)) {
 		return nil, nil, errors.New(clientCert + " has no certificate in PEM")
 	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, nil, err
-	}
-	now := time.Now()
-	template := &x509.Certificate{
-		Subject: pkix.Name{CommonName: "localhost"}, DNSNames: []string{"localhost"}, SerialNumber: big.NewInt(1),
-		NotBefore: now.Add(-time.Hour), NotAfter: now.AddDate(100, 0, 0), BasicConstraintsValid: true, IsCA: true,
-		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	cert, err := newCertificate(x509.ExtKeyUsageServerAuth)
 	if err != nil {
 		return nil, nil, err
 	}
 	return &tls.Config{
-		Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
-		ClientAuth:   tls.RequireAndVerifyClientCert, ClientCAs: host, MinVersion: tls.VersionTLS12,
-	}, der, nil
+		Certificates: []tls.Certificate{cert}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: host,
+		MinVersion: tls.VersionTLS12,
+	}, cert.Certificate[0], nil
+}
+
+// serverName is the name in every certificate. It identifies nobody: each side trusts only the certificate that it was
+// given.
+const serverName = "localhost"
+
+// newCertificate returns a certificate that is signed with its own key, for one host or shim process.
+//
+// go-plugin's AutoMTLS makes a key on the curve P-521. BoringSSL does not verify such a signature, so hosts that use
+// the C core of gRPC (Python, Ruby, C++) could not connect. Go verifies one, but takes milliseconds for it.
+func newCertificate(usage x509.ExtKeyUsage) (tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	now := time.Now()
+	template := &x509.Certificate{
+		Subject: pkix.Name{CommonName: serverName}, DNSNames: []string{serverName}, SerialNumber: big.NewInt(1),
+		NotBefore: now.Add(-time.Hour), NotAfter: now.AddDate(100, 0, 0), BasicConstraintsValid: true, IsCA: true,
+		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		ExtKeyUsage: []x509.ExtKeyUsage{usage},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
 }

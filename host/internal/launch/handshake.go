@@ -113,7 +113,7 @@ func (h handshake) check(dir string) error {
 	}
 	if len(h.cert) <= minCert {
 		return registry.Errorf(registry.ErrUnsupported,
-			"the shim sent no certificate: it must serve go-plugin's AutoMTLS, "+
+			"the shim sent no certificate: it must serve mutual TLS for the certificate in PLUGIN_CLIENT_CERT, "+
 				"as bootstrap.Serve does")
 	}
 	return nil

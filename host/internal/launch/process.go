@@ -70,11 +70,16 @@ func Start(ctx context.Context, opts Options) (*Process, error) {
 
 // start runs the binary through go-plugin and connects to it. After an error it kills the process.
 func (p *Process) start(ctx context.Context, opts Options) error {
+	config, cert, err := bootstrap.ClientTLS()
+	if err != nil {
+		return errors.Join(fmt.Errorf("prepare TLS: %w", err), p.dir.remove())
+	}
+	p.runner.cert = cert
 	p.client = plugin.NewClient(&plugin.ClientConfig{
 		HandshakeConfig:  bootstrap.Handshake(),
 		VersionedPlugins: bootstrap.Client(),
 		AllowedProtocols: []plugin.Protocol{plugin.ProtocolGRPC},
-		AutoMTLS:         true,
+		TLSConfig:        config, // instead of AutoMTLS: see bootstrap.ClientTLS
 		SkipHostEnv:      true,
 		RunnerFunc:       p.runner.prepare,
 		UnixSocketConfig: &plugin.UnixSocketConfig{TempDir: p.dir.path},
@@ -82,7 +87,7 @@ func (p *Process) start(ctx context.Context, opts Options) error {
 		Logger:           hclog.NewNullLogger(), // our errors include what matters of its messages
 		GRPCDialOptions:  p.runner.dialOptions(opts),
 	})
-	_, err := p.client.Start()
+	_, err = p.client.Start()
 	if p.runner.child == nil { // nothing was executed
 		p.client.Kill()
 		return errors.Join(err, p.dir.remove())

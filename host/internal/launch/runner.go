@@ -28,6 +28,7 @@ type runner struct {
 	ctx    context.Context // bounds the start
 	binary *os.File
 	args   []string
+	cert   string   // the variable with the host's certificate
 	env    []string // set by prepare
 	dir    string
 
@@ -50,7 +51,7 @@ func (r *runner) prepare(_ hclog.Logger, cmd *exec.Cmd, dir string) (goplugin.Ru
 	if err := os.Remove(dir); err != nil {
 		return nil, err
 	}
-	protocol := []string{plugin.EnvUnixSocketDir + "=" + r.dir}
+	protocol := []string{r.cert, plugin.EnvUnixSocketDir + "=" + r.dir}
 	for _, pair := range cmd.Env {
 		if !strings.HasPrefix(pair, plugin.EnvUnixSocketDir+"=") {
 			protocol = append(protocol, pair)

@@ -200,5 +200,5 @@ func TestPluginOfAnotherProgram(t *testing.T) {
 
 func TestShimWithoutMutualTLS(t *testing.T) {
 	t.Parallel()
-	refused(t, options(t, "nocert"), registry.ErrUnsupported, "sent no certificate", "AutoMTLS")
+	refused(t, options(t, "nocert"), registry.ErrUnsupported, "sent no certificate", "mutual TLS")
 }
