@@ -177,7 +177,8 @@ func TestOnlyTheHandshakePasses(t *testing.T) {
 	}
 }
 
-// newPair returns the TLS configurations of a host and of its shim. The host trusts the shim as go-plugin has it do.
+// newPair returns the TLS configurations of a host and of its shim. The host trusts the
+// shim's certificate, as go-plugin arranges after the handshake line.
 func newPair(t *testing.T) (host, shim *tls.Config) {
 	t.Helper()
 	host, variable, err := ClientTLS()
@@ -198,7 +199,7 @@ func newPair(t *testing.T) (host, shim *tls.Config) {
 }
 
 // BoringSSL, and with it the gRPC of most other languages, refuses the curve P-521.
-func TestCertificatesAreOfACurveThatAllVerify(t *testing.T) {
+func TestCertificatesUseP256(t *testing.T) {
 	config, der, err := serverTLS("")
 	if config != nil || der != nil || err != nil {
 		t.Errorf("without a host's certificate: %v, %v, %v", config, der, err)
@@ -219,16 +220,15 @@ func TestCertificatesAreOfACurveThatAllVerify(t *testing.T) {
 func TestHostAndShimTrustOnlyEachOther(t *testing.T) {
 	host, shim := newPair(t)
 	otherHost, otherShim := newPair(t)
-	stranger := otherHost.Clone() // would accept the shim
+	stranger := otherHost.Clone() // a host that trusts the shim, but whose certificate the shim does not know
 	stranger.RootCAs = host.RootCAs
 	for _, c := range []struct {
-		name         string
-		client       *tls.Config
-		server       *tls.Config
-		cErr, srvErr bool
+		name                 string
+		host, shim           *tls.Config
+		hostFails, shimFails bool
 	}{
 		{"the pair", host, shim, false, false},
-		{"another host", stranger, shim, false, true}, // with TLS 1.3 its handshake ends first
+		{"another host", stranger, shim, false, true}, // with TLS 1.3 the host ends its handshake first
 		{"a host without a certificate", &tls.Config{RootCAs: host.RootCAs, ServerName: serverName}, shim, false, true},
 		{"another shim", host, otherShim, true, true},
 	} {
@@ -236,11 +236,11 @@ func TestHostAndShimTrustOnlyEachOther(t *testing.T) {
 		server := make(chan error, 1)
 		go func() {
 			defer there.Close()
-			server <- tls.Server(there, c.server).HandshakeContext(t.Context())
+			server <- tls.Server(there, c.shim).HandshakeContext(t.Context())
 		}()
-		err := tls.Client(here, c.client).HandshakeContext(t.Context())
-		go func() { _, _ = io.Copy(io.Discard, here) }() // an alert of the server
-		if srv := <-server; (err != nil) != c.cErr || (srv != nil) != c.srvErr {
+		err := tls.Client(here, c.host).HandshakeContext(t.Context())
+		go func() { _, _ = io.Copy(io.Discard, here) }() // so that the shim can send an alert
+		if srv := <-server; (err != nil) != c.hostFails || (srv != nil) != c.shimFails {
 			t.Errorf("%s: the host says %v, the shim %v", c.name, err, srv)
 		}
 		here.Close()

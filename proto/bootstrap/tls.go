@@ -50,8 +50,7 @@ func serverTLS(hostPEM string) (*tls.Config, []byte, error) {
 	}, cert.Certificate[0], nil
 }
 
-// serverName is the name in every certificate. It identifies nobody: each side trusts only the certificate that it was
-// given.
+// serverName is in every certificate because TLS requires a name. Each side trusts only the certificate of its peer.
 const serverName = "localhost"
 
 // newCertificate returns a certificate that is signed with its own key, for one host or shim process.

@@ -28,7 +28,7 @@ type runner struct {
 	ctx    context.Context // bounds the start
 	binary *os.File
 	args   []string
-	cert   string   // the variable with the host's certificate
+	cert   string   // environment variable with the host's certificate, as NAME=PEM
 	env    []string // set by prepare
 	dir    string
 
