@@ -248,6 +248,8 @@ func TestExitCodes(t *testing.T) {
 		"run --var=x " + bad:                exitUsage,
 		"run --driver=docker " + bad:        exitUsage,
 		"run --log-level=loud " + bad:       exitUsage,
+		"run --stop-timeout=-5s " + bad:     exitUsage,
+		"volume list --wait=-1s " + nobody:  exitUsage,
 		"run /no/such/file":                 exitFailed,
 		"run --shim=/no/such/shim " + bad:   exitFailed,
 		"validate --shim=/no/such " + bad:   exitFailed,

@@ -206,7 +206,7 @@ Exit codes:
 	root.SetVersionTemplate("holdfast {{.Version}}\n")
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
 		p.startTrace(c)
-		return errors.Join(p.checkLevel(), p.checkAddress())
+		return errors.Join(p.checkLevel(), p.checkAddress(), checkDurations(c.Flags()))
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagValueError(err)} })
 	flags := root.PersistentFlags()
@@ -322,6 +322,16 @@ func (p *program) checkLevel() error {
 		return badFlag("log-level", " %q: use trace, debug, info, warn or error", p.logLevel)
 	}
 	return nil
+}
+
+// checkDurations refuses negative durations.
+func checkDurations(flags *pflag.FlagSet) (err error) {
+	flags.VisitAll(func(f *pflag.Flag) {
+		if d, noDuration := flags.GetDuration(f.Name); noDuration == nil && d < 0 {
+			err = errors.Join(err, badFlag(f.Name, "=%s: the duration is negative; use one like 10s or 500ms", d))
+		}
+	})
+	return err
 }
 
 // checkAddress refuses an address that is not a unix socket.

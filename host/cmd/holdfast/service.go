@@ -112,17 +112,6 @@ func (e *agentFlags) driverOverride() (string, error) {
 	return "", badFlag("driver", " %q: use exec, raw_exec or default", e.driver)
 }
 
-// checkTimes refuses negative durations. 0 means the host's default.
-func (e *agentFlags) checkTimes() error {
-	for flag, d := range map[string]time.Duration{"shim-bake": e.bake, "shim-swap-budget": e.budget,
-		"shim-max-hold": e.hold} {
-		if d < 0 {
-			return badFlag(flag, "=%s: the duration is negative; use one like 10s or 500ms", d)
-		}
-	}
-	return nil
-}
-
 // volumeDefaults returns the defaults for a volume that docker run -v NAME:/DIR creates.
 func (e *agentFlags) volumeDefaults() (d volumeplugin.Defaults, err error) {
 	d.Plugin = host.PluginID(e.volumeDefault.plugin)
@@ -153,7 +142,7 @@ func openService(ctx context.Context, state, run string, e *agentFlags, log hclo
 	override, err := e.driverOverride()
 	_, wrong := e.volumeDefaults()
 	st := &service{layout: hooks.Layout{State: state, Run: run}}
-	if err = errors.Join(err, e.checkTimes(), wrong); err != nil {
+	if err = errors.Join(err, wrong); err != nil {
 		return nil, err
 	}
 	shim, err := findShim(e.shim)
