@@ -38,7 +38,8 @@ func (m *Controller) Delete(ctx context.Context, call registry.Call, name regist
 	return nil
 }
 
-// deletable returns the volume if it may be deleted now.
+// deletable returns the volume if it may be deleted now. It refuses nothing because of a claim that another node has
+// just released: Ensure returns a refusal only if it is true for the whole cluster.
 func (m *Controller) deletable(ctx context.Context, name registry.VolumeName) (v registry.Volume, err error) {
 	if v, err = m.volume(ctx, name); err != nil {
 		return v, err
@@ -47,9 +48,9 @@ func (m *Controller) deletable(ctx context.Context, name registry.VolumeName) (v
 	if err != nil {
 		return v, err
 	}
-	err = m.State.View(ctx, func(view registry.View) error {
+	_, err = registry.Ensure(ctx, m.State, func(view registry.View) (change registry.Change, err error) {
 		v, err = mayDelete(view, name, local)
-		return err
+		return change, err
 	})
 	return v, err
 }
