@@ -44,6 +44,13 @@ func Ensure(ctx context.Context, state State, decisions ...Decision) (at Seq, er
 	return state.Commit(ctx, decisions...)
 }
 
+// Confirm calls read with the last committed state, and returns its error only if it is true for the whole cluster:
+// another node may have committed what this node has not read yet. Then read is called again.
+func Confirm(ctx context.Context, state State, read func(View) error) error {
+	_, err := Ensure(ctx, state, func(v View) (Change, error) { return Change{}, read(v) })
+	return err
+}
+
 // EnsureAll commits the changes of a decision, one after the other, until a change is empty. A decision about many
 // shared records writes at most Batch of them at a time. Each change has to be legal alone, as the process may end
 // after it. A repetition of the operation continues with the records that are left.

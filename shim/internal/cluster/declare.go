@@ -53,7 +53,7 @@ func (n *Node) OutOfService(
 
 // CheckOutOfService returns the error of OutOfService for a node that is unknown or alive.
 func (n *Node) CheckOutOfService(ctx context.Context, node registry.NodeName) error {
-	return n.State.View(ctx, func(v registry.View) error { return n.checkNotAlive(v, node) })
+	return registry.Confirm(ctx, n.State, func(v registry.View) error { return n.checkNotAlive(v, node) })
 }
 
 // checkNotAlive returns an error if the node is alive or unknown.

@@ -90,12 +90,13 @@ func (s *Snapshots) comparedSnapshots(
 }
 
 func (s *Snapshots) readySnapshot(ctx context.Context, name registry.SnapshotName) (registry.VolumeSnapshot, error) {
-	snap, err := s.snapshot(ctx, snapshotName{name, false})
-	if err == nil && snap.State != registry.SnapshotReady {
-		err = registry.Errorf(registry.ErrConflict, "snapshot %s is %s; its blocks are known once it is %s",
-			name, snap.State, registry.SnapshotReady)
-	}
-	return snap, err
+	return s.confirmedSnapshot(ctx, snapshotName{name, false}, func(snap registry.VolumeSnapshot) error {
+		if snap.State != registry.SnapshotReady {
+			return registry.Errorf(registry.ErrConflict, "snapshot %s is %s; its blocks are known once it is %s",
+				name, snap.State, registry.SnapshotReady)
+		}
+		return nil
+	})
 }
 
 // readBlocks makes one call for blocks.

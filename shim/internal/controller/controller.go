@@ -130,6 +130,24 @@ func (m *Controller) volume(ctx context.Context, name registry.VolumeName) (v re
 	return v, err
 }
 
+// confirmedVolume returns the volume of that name if check accepts it; nil accepts all. A refusal is confirmed
+// (registry.Confirm), so that a call may follow at once on the success of one at another node.
+func (m *Controller) confirmedVolume(
+	ctx context.Context, name registry.VolumeName, check func(registry.Volume) error,
+) (v registry.Volume, err error) {
+	err = registry.Confirm(ctx, m.State, func(view registry.View) error {
+		var found bool
+		if v, found = view.Volume(name); !found {
+			return errUnknown(name)
+		}
+		if check == nil {
+			return nil
+		}
+		return check(v)
+	})
+	return v, err
+}
+
 func errUnknown(name registry.VolumeName) error {
 	return registry.Errorf(registry.ErrNotFound, "volume %s not found", name)
 }

@@ -126,7 +126,7 @@ func specHash(v registry.Volume) string {
 // stored returns the stored volume with the spec's name; zero: there is none. If that volume has another spec, stored
 // returns an error.
 func (m *Controller) stored(ctx context.Context, spec registry.VolumeSpec) (v registry.Volume, err error) {
-	err = m.State.View(ctx, func(view registry.View) error {
+	err = registry.Confirm(ctx, m.State, func(view registry.View) error {
 		v, err = storedLike(view, registry.Volume{VolumeSpec: spec, Created: spec.External == ""})
 		return err
 	})

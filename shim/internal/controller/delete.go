@@ -38,19 +38,18 @@ func (m *Controller) Delete(ctx context.Context, call registry.Call, name regist
 	return nil
 }
 
-// deletable returns the volume if it may be deleted now. It refuses nothing because of a claim that another node has
-// just released: Ensure returns a refusal only if it is true for the whole cluster.
+// deletable returns the volume if it may be deleted now.
 func (m *Controller) deletable(ctx context.Context, name registry.VolumeName) (v registry.Volume, err error) {
-	if v, err = m.volume(ctx, name); err != nil {
+	if v, err = m.confirmedVolume(ctx, name, nil); err != nil {
 		return v, err
 	}
 	local, err := m.uses(ctx, v)
 	if err != nil {
 		return v, err
 	}
-	_, err = registry.Ensure(ctx, m.State, func(view registry.View) (change registry.Change, err error) {
+	err = registry.Confirm(ctx, m.State, func(view registry.View) error {
 		v, err = mayDelete(view, name, local)
-		return change, err
+		return err
 	})
 	return v, err
 }

@@ -157,7 +157,7 @@ func (m *Controller) DetachVolume(
 		}
 	}
 	for _, at := range list {
-		if err := m.checkDetachable(ctx, at); err != nil {
+		if _, err := m.checkDetachable(ctx, at); err != nil {
 			return nil, err
 		}
 		if m.ofOtherNode(at) {
@@ -215,7 +215,7 @@ func (m *Controller) wantDetached(ctx context.Context, list []registry.Attachmen
 // awaitDetacher waits for the controller without the volume's lock, because other calls may need the lock meanwhile.
 func (m *Controller) awaitDetacher(ctx context.Context, call registry.Call, list []registry.Attachment) error {
 	for _, at := range list {
-		if err := m.checkDetachable(ctx, at); err != nil {
+		if _, err := m.checkDetachable(ctx, at); err != nil {
 			return err
 		}
 		err := m.AwaitDetach(ctx, intent.Caller{Call: call}, at.Volume, at.Node, func(string) {})
@@ -232,49 +232,43 @@ func (m *Controller) awaitDetacher(ctx context.Context, call registry.Call, list
 func (m *Controller) AttachmentsOf(
 	ctx context.Context, name registry.VolumeName, node registry.NodeName,
 ) (list []registry.Attachment, err error) {
-	err = m.State.View(ctx, func(view registry.View) error {
+	where := ""
+	if node != "" {
+		where = fmt.Sprintf(" to node %s", node)
+	}
+	err = registry.Confirm(ctx, m.State, func(view registry.View) error {
 		list = slices.DeleteFunc(view.AllAttachments(), func(at registry.Attachment) bool {
 			return at.Name != name || node != "" && at.Node != node
 		})
+		if len(list) == 0 {
+			return registry.Errorf(registry.ErrNotFound, "volume %s is not attached%s", name, where)
+		}
 		return nil
 	})
-	if err == nil && len(list) == 0 {
-		where := ""
-		if node != "" {
-			where = fmt.Sprintf(" to node %s", node)
-		}
-		err = registry.Errorf(registry.ErrNotFound, "volume %s is not attached%s", name, where)
-	}
 	return list, err
 }
 
-// checkDetachable returns an ErrConflict if the volume has users on the node of the attachment, or if a call for
-// another node is open. The error names them.
-func (m *Controller) checkDetachable(ctx context.Context, at registry.Attachment) error {
-	users, busy, err := m.usersAt(ctx, at)
-	if err == nil {
-		err = errInUse(at, append(users, busy...))
+// checkDetachable returns an ErrConflict if the volume has users on the node of the attachment (used), or if a call
+// for another node is open. The error names them.
+func (m *Controller) checkDetachable(ctx context.Context, at registry.Attachment) (used bool, err error) {
+	local, err := m.usesAt(ctx, at)
+	if err != nil {
+		return false, err
 	}
-	return err
-}
-
-// usersAt returns what uses a volume on the node of an attachment, and the open call of the volume for another node.
-func (m *Controller) usersAt(ctx context.Context, at registry.Attachment) (users, busy []string, err error) {
-	if users, err = m.usesAt(ctx, at); err != nil {
-		return nil, nil, err
-	}
-	err = m.State.View(ctx, func(view registry.View) error {
+	err = registry.Confirm(ctx, m.State, func(view registry.View) error {
+		users := slices.Clone(local)
 		for _, c := range view.Claims(at.Volume) {
 			if c.Node == at.Node {
 				users = append(users, fmt.Sprintf("claimed by alloc %s", c.Alloc))
 			}
 		}
+		used = len(users) > 0
 		if open, found := view.Intent(at.Volume); found && open.Node != "" && open.Node != at.NodeID {
-			busy = append(busy, "busy: "+intent.Describe(open))
+			users = append(users, "busy: "+intent.Describe(open))
 		}
-		return nil
+		return errInUse(at, users)
 	})
-	return users, busy, err
+	return used && errors.Is(err, registry.ErrConflict), err
 }
 
 // errInUse returns an ErrConflict if there are users.
@@ -307,14 +301,12 @@ func (m *Controller) takeDown(
 		return registry.Errorf(registry.ErrConflict, "volume %s stays attached to node %s: "+
 			"meanwhile it was used again, or another detach failed (see holdfast events)", at.Name, at.Node)
 	}
-	users, busy, err := m.usersAt(ctx, at)
+	used, err := m.checkDetachable(ctx, at)
 	switch {
+	case used:
+		return errors.Join(err, m.keepAttached(ctx, k))
 	case err != nil:
 		return err
-	case len(users) > 0:
-		return errors.Join(errInUse(at, users), m.keepAttached(ctx, k))
-	case len(busy) > 0:
-		return errInUse(at, busy)
 	case !fenced:
 		err = m.fence(ctx, at, at.Detaching.Confirmed)
 	}

@@ -51,19 +51,18 @@ func checkRange(want registry.CapacityRange) error {
 }
 
 // expandable returns the volume if it can be expanded.
-func (m *Controller) expandable(ctx context.Context, name registry.VolumeName) (v registry.Volume, err error) {
-	if v, err = m.volume(ctx, name); err != nil {
-		return v, err
-	}
-	switch {
-	case v.Ephemeral:
-		err = registry.Errorf(registry.ErrUnsupported,
-			"volume %s is an inline volume of alloc %s and cannot be expanded", name, v.Owner)
-	case v.State != registry.VolumeReady:
-		err = registry.Errorf(registry.ErrConflict, "volume %s is %s; it must be ready to be expanded", name,
-			v.State)
-	}
-	return v, err
+func (m *Controller) expandable(ctx context.Context, name registry.VolumeName) (registry.Volume, error) {
+	return m.confirmedVolume(ctx, name, func(v registry.Volume) error {
+		switch {
+		case v.Ephemeral:
+			return registry.Errorf(registry.ErrUnsupported,
+				"volume %s is an inline volume of alloc %s and cannot be expanded", name, v.Owner)
+		case v.State != registry.VolumeReady:
+			return registry.Errorf(registry.ErrConflict, "volume %s is %s; it must be ready to be expanded", name,
+				v.State)
+		}
+		return nil
+	})
 }
 
 // largeEnough reports whether the volume already has the requested size, and whether this node has expanded it too. It

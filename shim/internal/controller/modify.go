@@ -45,16 +45,16 @@ func (m *Controller) Modify(
 
 // modifiable returns the volume if its parameters can be modified.
 func (m *Controller) modifiable(ctx context.Context, name registry.VolumeName) (registry.Volume, error) {
-	v, err := m.volume(ctx, name)
-	switch {
-	case err != nil:
-	case v.Ephemeral:
-		err = registry.Errorf(registry.ErrUnsupported,
-			"it is an inline volume of alloc %s and cannot be modified", v.Owner)
-	case v.State != registry.VolumeReady:
-		err = registry.Errorf(registry.ErrConflict, "it is %s; it must be ready to be modified", v.State)
-	}
-	return v, err
+	return m.confirmedVolume(ctx, name, func(v registry.Volume) error {
+		switch {
+		case v.Ephemeral:
+			return registry.Errorf(registry.ErrUnsupported,
+				"it is an inline volume of alloc %s and cannot be modified", v.Owner)
+		case v.State != registry.VolumeReady:
+			return registry.Errorf(registry.ErrConflict, "it is %s; it must be ready to be modified", v.State)
+		}
+		return nil
+	})
 }
 
 // checkModify returns an error if the parameters cannot be sent to the volume's plugin.

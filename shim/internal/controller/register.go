@@ -139,7 +139,7 @@ func (m *Controller) Deregister(ctx context.Context, name registry.VolumeName) e
 		return err
 	}
 	defer unlock()
-	v, err := m.volume(ctx, name)
+	v, err := m.confirmedVolume(ctx, name, nil)
 	if err != nil {
 		return err
 	}

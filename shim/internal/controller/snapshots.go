@@ -92,7 +92,7 @@ func (s *Snapshots) storeNew(
 		snap, err = newSnapshot(view, spec)
 		return err
 	}
-	if err := s.volumes.State.View(ctx, read); err != nil || !isNew {
+	if err := registry.Confirm(ctx, s.volumes.State, read); err != nil || !isNew {
 		return created, false, err
 	}
 	if _, err := s.snapshotter(ctx, snap); err != nil {
@@ -243,7 +243,7 @@ func (s *Snapshots) DeleteGroup(ctx context.Context, call registry.Call, name re
 }
 
 func (s *Snapshots) delete(ctx context.Context, call registry.Call, name snapshotName) error {
-	snap, err := s.snapshot(ctx, name)
+	snap, err := s.confirmedSnapshot(ctx, name, nil)
 	if err != nil {
 		return fmt.Errorf("delete %s: %w", name, err)
 	}
@@ -402,6 +402,23 @@ func (s *Snapshots) snapshot(ctx context.Context, name snapshotName) (snap regis
 			return name.errUnknown()
 		}
 		return nil
+	})
+	return snap, err
+}
+
+// confirmedSnapshot returns the snapshot of that name if check accepts it, as Controller.confirmedVolume does.
+func (s *Snapshots) confirmedSnapshot(
+	ctx context.Context, name snapshotName, check func(registry.VolumeSnapshot) error,
+) (snap registry.VolumeSnapshot, err error) {
+	err = registry.Confirm(ctx, s.volumes.State, func(view registry.View) error {
+		var found bool
+		if snap, found = name.find(view); !found {
+			return name.errUnknown()
+		}
+		if check == nil {
+			return nil
+		}
+		return check(snap)
 	})
 	return snap, err
 }

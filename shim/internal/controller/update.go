@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -68,10 +69,13 @@ func (m *Controller) Update(
 
 // difference returns the volume, and the changes that make it match the spec.
 func (m *Controller) difference(ctx context.Context, spec registry.VolumeSpec) (registry.VolumeUpdate, error) {
-	v, err := m.volume(ctx, spec.VolumeName())
-	if err == nil && v.Ephemeral {
-		err = registry.Errorf(registry.ErrUnsupported, "it is an inline volume of alloc %s; change its job", v.Owner)
-	}
+	v, err := m.confirmedVolume(ctx, spec.VolumeName(), func(v registry.Volume) error {
+		if v.Ephemeral {
+			return registry.Errorf(registry.ErrUnsupported,
+				"it is an inline volume of alloc %s; change its job", v.Owner)
+		}
+		return nil
+	})
 	if err != nil {
 		return registry.VolumeUpdate{}, err
 	}
@@ -79,22 +83,32 @@ func (m *Controller) difference(ctx context.Context, spec registry.VolumeSpec) (
 	if err != nil {
 		return registry.VolumeUpdate{}, err
 	}
-	var busy error
-	err = m.State.View(ctx, func(view registry.View) error {
-		busy = checkUnused(view, v, local, "changed like this")
-		return nil
+	var changes []registry.FieldChange
+	err = registry.Confirm(ctx, m.State, func(view registry.View) error {
+		if now, found := view.Volume(spec.VolumeName()); found {
+			v = now
+		}
+		changes = compare(v, spec)
+		addProblems(changes, v.State, checkUnused(view, v, local, "changed like this"))
+		return refuseUpdate(changes)
 	})
-	changes := compare(v, spec)
+	if errors.Is(err, registry.ErrConflict) {
+		err = nil // the changes have the problems
+	}
+	return registry.VolumeUpdate{Volume: v, Changes: changes}, err
+}
+
+// addProblems adds why a change cannot be made now. inUse is the error of checkUnused.
+func addProblems(changes []registry.FieldChange, state registry.VolumeState, inUse error) {
 	for i, c := range changes {
 		switch {
 		case c.Problem != "":
-		case v.State != registry.VolumeReady && !(v.State == registry.VolumeDeleting && isSecret(c.Field)):
-			changes[i].Problem = fmt.Sprintf("the volume is %s; it must be %s", v.State, registry.VolumeReady)
-		case busy != nil && !possibleWhileUsed(c):
-			changes[i].Problem = busy.Error()
+		case state != registry.VolumeReady && !(state == registry.VolumeDeleting && isSecret(c.Field)):
+			changes[i].Problem = fmt.Sprintf("the volume is %s; it must be %s", state, registry.VolumeReady)
+		case inUse != nil && !possibleWhileUsed(c):
+			changes[i].Problem = inUse.Error()
 		}
 	}
-	return registry.VolumeUpdate{Volume: v, Changes: changes}, err
 }
 
 // possibleWhileUsed reports whether a change is possible while the volume is in use.

@@ -1,7 +1,6 @@
 package controller
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -441,28 +440,6 @@ func TestFailedDeletionSaysThatItGoesOn(t *testing.T) {
 			}
 		})
 	})
-}
-
-// lateState is the state of a node that has not yet read a change by another node. Its first commit reads it.
-type lateState struct {
-	registry.State
-	change registry.Change
-}
-
-func (s *lateState) Commit(ctx context.Context, decisions ...registry.Decision) (registry.Seq, error) {
-	change := s.change
-	s.change = registry.Change{}
-	read := func(registry.View) (registry.Change, error) { return change, nil }
-	return s.State.Commit(ctx, append([]registry.Decision{read}, decisions...)...)
-}
-
-// A claim that another node has released does not prevent the deletion. One that exists does.
-func TestDeletionIsNotRefusedForAReleasedClaim(t *testing.T) {
-	d := open(t, of(registry.CreateDelete), ready(), claimed())
-	wantErr(t, "a claim", d.Controller.Delete(t.Context(), call, name), registry.ErrConflict, "a1")
-	d.Controller.State = &lateState{d.log, registry.Change{Delete: []registry.Key{claimed().Key()}}}
-	noErr(t, "a released claim", d.Controller.Delete(t.Context(), call, name))
-	d.expect("DeleteVolume vol-data")
 }
 
 // A deregistered volume is not reported as deleted.

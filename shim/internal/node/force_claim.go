@@ -53,7 +53,7 @@ func (a *Allocs) ForceReleaseClaims(
 func (a *Allocs) abandonedClaims(
 	ctx context.Context, name registry.VolumeName, id registry.AllocID,
 ) (claims []registry.Claim, err error) {
-	err = a.State.View(ctx, func(v registry.View) error {
+	err = registry.Confirm(ctx, a.State, func(v registry.View) error {
 		claims = slices.DeleteFunc(v.ClaimsOf(id), func(c registry.Claim) bool { return c.Name != name })
 		if len(claims) == 0 {
 			return registry.Errorf(registry.ErrNotFound, "alloc %s has no claim on volume %s", id, name)
