@@ -105,7 +105,8 @@ func checkNumericText(v cty.Value) error {
 	return nil
 }
 
-// meter charges to the budget the parts of an expression that can multiply work or create large numbers.
+// meter wraps the parts of an expression that can multiply work or create large numbers in calls of the functions
+// above, so that their evaluation is charged to the budget.
 func meter(node hclsyntax.Node) {
 	switch n := node.(type) {
 	case *hclsyntax.ForExpr:

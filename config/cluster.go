@@ -22,7 +22,7 @@ type Cluster struct {
 	Endpoints []string // URLs of etcd
 	// Paths of PEM files; empty: none. Certificate and key are read again for each connection.
 	CAFile, CertFile, KeyFile string
-	LeaseTTL                  time.Duration // after which a node that etcd does not hear of is suspect
+	LeaseTTL                  time.Duration // after which a node that etcd does not hear from is suspect
 	LostNodes                 string        // what happens with a suspect node: LostWait or LostFence
 }
 

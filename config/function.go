@@ -85,11 +85,11 @@ const (
 	noFiles = "it is not offered: the directory of the text is not known here; write the names out"
 )
 
-// functions returns the function table of one file. Every call counts against its budget.
+// functions returns the function table of one file. All but try and can charge the file's budget.
 func (d *decoder) functions() map[string]function.Function {
 	table := map[string]function.Function{"try": tryfunc.TryFunc, "can": tryfunc.CanFunc}
-	table[meterName], table[operandName] = d.meterFunction(func(cty.Value) error { return nil }),
-		d.meterFunction(checkNumericText)
+	table[meterName] = d.meterFunction(func(cty.Value) error { return nil })
+	table[operandName] = d.meterFunction(checkNumericText)
 	for name, f := range carriers {
 		table[name] = d.bounded(name, f, true)
 	}

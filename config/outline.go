@@ -243,7 +243,7 @@ func (o *outline) checkClosed() {
 	}
 }
 
-// neverClosed reports that what was opened last is not closed before the token end.
+// neverClosed reports that what was opened last is not closed before end.
 func (o *outline) neverClosed(end hclsyntax.Token) {
 	opening := o.tokens[o.open[len(o.open)-1]]
 	switch opening.Type {

@@ -58,8 +58,8 @@ func (s sealed) least() int {
 // bytes.
 func OpenTask(text hooks.Sealed) (hooks.TaskSpec, error) { return openTask(text, sealedVersion) }
 
-// OpenRunning returns the sealed part of a running task, whatever its version. Newer fields took effect at the start.
-// The fields read later, the plugin and its supervision, mean the same in every version.
+// OpenRunning is OpenTask for a running task, of any version. Fields that this build does not know took effect at the
+// start. Those that are read after the start (plugin, supervision) mean the same in every version.
 func OpenRunning(text hooks.Sealed) (hooks.TaskSpec, error) { return openTask(text, math.MaxInt) }
 
 func openTask(text hooks.Sealed, newest int) (hooks.TaskSpec, error) {

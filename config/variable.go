@@ -111,7 +111,7 @@ func (d *decoder) variableBlock(b *hclsyntax.Block) *variable {
 	return v
 }
 
-// variablesBlock reads the short form: name = default lines.
+// variablesBlock reads the short form: lines of the form `name = default`.
 func (d *decoder) variablesBlock(b *hclsyntax.Block) []*variable {
 	var vs []*variable
 	for _, attr := range b.Body.Attributes {

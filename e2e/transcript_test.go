@@ -73,7 +73,7 @@ var (
 		{`\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\b`, "YYYY-MM-DD hh:mm:ss"}, // as wide as it was
 		{`\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`, "YYYY-MM-DDThh:mm:ssZ"},
 		{`\b[0-9hm]*\d+[smhd] ago`, "<duration> ago"},
-		{`(?m)^waiting for \d+s: .*\n`, ""}, // as often as it took seconds
+		{`(?m)^waited \d+s so far: .*\n`, ""}, // as often as it took seconds
 		{`next in [0-9hm]*\d+s`, "next in <duration>"},
 		{`(Attempts +)\d+`, "$1<number>"},
 		{`, try \d+`, ", try <number>"},

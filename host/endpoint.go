@@ -32,8 +32,8 @@ const csiMethods = "/csi.v1."
 // connection while instances of the plugin come and go and shims are swapped: calls are held and repeated like those of
 // a Host. The host passes messages on undecoded, so RPCs and fields that are newer than the host work too.
 //
-// Calls that name one volume are made one at a time. FAILED_PRECONDITION: the call would change a volume that has a
-// record in Holdfast. UNAVAILABLE: no task runs the plugin, or a stream of answers was cut off by the end of a shim.
+// Calls that name the same volume are made one at a time. FAILED_PRECONDITION: the call would change a volume that has
+// a record in Holdfast. UNAVAILABLE: no task runs the plugin, or a stream of answers was cut off by the end of a shim.
 func (h *Host) ServeCSI(ctx context.Context, plugin PluginID, l net.Listener) error {
 	if _, err := registry.ParsePluginID(string(plugin)); err != nil {
 		return errors.Join(err, l.Close())

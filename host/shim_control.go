@@ -71,7 +71,7 @@ func (s *shim) release(ctx context.Context) (handoff, error) {
 	return handoff{reply.GetAnswer().GetGeneration(), reply.GetAnswer().GetIndex()}, nil
 }
 
-// activate makes the shim active. Without a handoff, Sync follows: the shim may have missed something.
+// activate makes the shim active. Without a handoff it also calls sync: the shim may have missed something.
 func (s *shim) activate(ctx context.Context, from handoff) (generation uint64, err error) {
 	req := &pb.ActivateRequest{Call: &pb.Call{}, Generation: from.generation, Index: from.index}
 	reply, err := s.control().Activate(ctx, req)

@@ -85,7 +85,7 @@ func newDraft(v View, now time.Time) *draft {
 	return &draft{view: v, now: now, groups: map[group]*draftGroup{}}
 }
 
-// group returns the group as the draft has changed it so far. It reads the group from the view first.
+// group returns the group as the draft has changed it so far. The first call for a group reads it from the view.
 func (d *draft) group(k group) *draftGroup {
 	if g := d.groups[k]; g != nil {
 		return g

@@ -301,6 +301,6 @@ func (e Executor) String() string {
 	if e.Holder == "" {
 		return fmt.Sprintf("plugin %s has no executor", e.Plugin)
 	}
-	return fmt.Sprintf("node %s is the executor of plugin %s since %s", e.Holder, e.Plugin,
+	return fmt.Sprintf("node %s is the executor of plugin %s (since %s)", e.Holder, e.Plugin,
 		e.Since.UTC().Format(time.RFC3339))
 }

@@ -4,7 +4,7 @@ import "testing"
 
 func TestEventsAreDescribedOnOneLine(t *testing.T) {
 	for want, e := range map[string]Event{
-		"plugin loopfs unhealthy as csi-node: missed: no answer": {
+		"plugin loopfs unhealthy as csi-node: heartbeats missed: no answer": {
 			Kind: EventUnhealthy, Plugin: "loopfs", Role: "csi-node", Alloc: "a",
 			Cause: CauseMissed, Detail: "no answer",
 		},

@@ -100,14 +100,14 @@ const (
 type Cause string
 
 const (
-	CauseProbed       Cause = "probed"         // a probe succeeded
-	CauseGone         Cause = "gone"           // the connection was lost and a redial was refused
-	CauseMissed       Cause = "missed"         // too many heartbeats in a row got no or an error answer
-	CauseNotReady     Cause = "not ready"      // Probe answers ready=false
-	CauseStartTimeout Cause = "start timeout"  // no good probe within health_timeout of the task's start
-	CauseIdentity     Cause = "wrong identity" // its responses to identity calls are unusable
-	CauseSocketGone   Cause = "socket gone"    // its socket file was removed, so it accepts no connections
-	CauseExited       Cause = "task exited"    // the task that served it has ended
+	CauseProbed       Cause = "probed"            // a probe succeeded
+	CauseGone         Cause = "gone"              // the connection was lost and a redial was refused
+	CauseMissed       Cause = "heartbeats missed" // too many heartbeats in a row got no or an error answer
+	CauseNotReady     Cause = "not ready"         // Probe answers ready=false
+	CauseStartTimeout Cause = "start timeout"     // no good probe within health_timeout of the task's start
+	CauseIdentity     Cause = "wrong identity"    // its responses to identity calls are unusable
+	CauseSocketGone   Cause = "socket gone"       // its socket file was removed, so it accepts no connections
+	CauseExited       Cause = "task exited"       // the task that served it has ended
 )
 
 // Health is the last known health of an instance.

@@ -42,15 +42,15 @@ func TestEventPaths(t *testing.T) {
 		{"same again", put(instance(a, registry.Healthy)), nil},
 		{"newer healthy", put(instance(b, registry.Healthy)), []string{"registered r b", "activated r b"}},
 		{"endpoint of the older", put(changed), []string{"updated r a"}},
-		{"sick active", sick(b), []string{"unhealthy r b: missed", "activated r a"}},
+		{"sick active", sick(b), []string{"unhealthy r b: heartbeats missed", "activated r a"}},
 		{"still sick", sick(b), nil},
 		{"another cause", func(s *stage) error { return s.setHealth(b, gone) }, []string{"unhealthy r b: gone"}},
-		{"last healthy one sick", sick(a), []string{"unhealthy r a: missed", "activated r b"}},
+		{"last healthy one sick", sick(a), []string{"unhealthy r a: heartbeats missed", "activated r b"}},
 		{"older well again", func(s *stage) error {
 			return s.setHealth(a, health(registry.Healthy))
 		}, []string{"healthy r a: probed", "activated r a"}},
 		{"version and health at once", put(upgraded),
-			[]string{"updated r a", "unhealthy r a: missed", "activated r b"}},
+			[]string{"updated r a", "unhealthy r a: heartbeats missed", "activated r b"}},
 		{"removal of the active", func(s *stage) error { return s.remove(b) },
 			[]string{"deregistered r b", "activated r a"}},
 		{"removal of the unknown", func(s *stage) error { return s.remove(b) }, nil},
@@ -291,7 +291,7 @@ func TestAwaitSaysWhatThereIs(t *testing.T) {
 	fails("none is registered", "serves only csi-controller here")
 	must(t, s.put(instance(key("csi-node", "ebs", "old"), registry.Unhealthy)))
 	must(t, s.put(instance(key("csi-node", "ebs", "new"), registry.Unhealthy)))
-	fails("2 registered", "new/plugin", "unhealthy", "missed", "3 in a row")
+	fails("2 registered", "new/plugin", "unhealthy", "heartbeats missed", "3 in a row")
 }
 
 // With writers, readers and watchers at once, every snapshot of the table is the result of the events up to its index,

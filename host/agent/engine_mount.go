@@ -102,8 +102,8 @@ func (a *Agent) EngineMount(id host.VolumeID) *EngineMount {
 	return a.engine.known[id]
 }
 
-// setEngineMount records a mount; nil removes it. Then it forgets since when the mount was unused and, if the mount is
-// gone or has another alloc, why the node lost its volume.
+// setEngineMount records a mount; nil removes it. The time since which the mount is unused is cleared. If the mount is
+// gone or has another alloc, so is the reason why the node lost its volume.
 func (a *Agent) setEngineMount(id host.VolumeID, m *EngineMount) error {
 	e := entry{engineBucket, string(id), nil}
 	if m != nil {

@@ -79,13 +79,12 @@ func (a *Agent) unusedEngineMounts() []*EngineMount {
 // An engine removes no volume that one of its own containers has.
 func (a *Agent) ForgetForEngine(ctx context.Context, s Volumes, r EngineRequest) error {
 	return a.reviewEngineMount(ctx, s, r.Volume, releaseTimeout, func(h EngineHolder, unused time.Duration) bool {
-		// unused is 0 while a container uses the mount.
 		return unused > 0 && (h.Engine == r.Caller || h.Engine.Daemonless && r.Caller.Daemonless || h.Engine.gone())
 	})
 }
 
-// reviewEngineMount drops the holders for which ended returns true, and releases a mount without holder and user. It
-// waits for the release, and other requests for the volume wait for it.
+// reviewEngineMount drops the holders for which ended returns true. If no holder is left and no container uses the
+// mount (unused is 0 while one does), it releases the mount and waits for that. Other requests for the volume wait.
 func (a *Agent) reviewEngineMount(
 	ctx context.Context, s Volumes, volume host.VolumeID, wait time.Duration,
 	ended func(h EngineHolder, unused time.Duration) bool,
@@ -110,7 +109,7 @@ func (a *Agent) reviewEngineMount(
 	next := *m
 	next.Holders = maps.Clone(m.Holders)
 	maps.DeleteFunc(next.Holders, func(_ string, h EngineHolder) bool {
-		// Requests hold the lock too. So if the path is missing, the agent died before it answered.
+		// A living agent holds the lock until the path is set. Without a path, it died before it answered.
 		return m.Boot != boot || m.Path == "" || ended(h, unused)
 	})
 	if len(next.Holders) != len(m.Holders) {

@@ -38,7 +38,7 @@ func listen(cfg Config) (*listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("csifake: %w", err)
 	}
-	l.SetUnlinkOnClose(false) // Close removes the socket file, except after a kill
+	l.SetUnlinkOnClose(false) // (*listener).Close removes the file itself; abandon leaves it
 	return &listener{Listener: l, path: cfg.Socket, conns: map[net.Conn]bool{}}, nil
 }
 

@@ -67,7 +67,7 @@ func New(cfg Config) (*Plugin, error) {
 	}
 	p.write(journal.Line{Kind: journal.Start, Role: string(cfg.Role), Node: cfg.NodeID, Endpoint: cfg.Endpoint})
 	if err := p.registerRun(); err != nil {
-		return nil, errors.Join(err, p.journal.Close())
+		return nil, errors.Join(err, p.listener.Close(), p.journal.Close())
 	}
 	return p, nil
 }

@@ -135,9 +135,10 @@ func (s *Server) awaitGone(ctx context.Context, t target) error {
 		if p == nil || !p.gone() || s.controlledElsewhere(ctx, target{t.volume, host.PluginID(p.ID), t.node}) {
 			continue
 		}
-		text, start := fmt.Sprintf("plugin %q is not running: %s", p.ID, p.describeJobs()), Notice{}
-		start.startCommands(p)
-		for _, c := range start.Commands {
+		text := fmt.Sprintf("plugin %q is not running: %s", p.ID, p.describeJobs())
+		var advice Notice
+		advice.addStartCommands(p)
+		for _, c := range advice.Commands {
 			text += fmt.Sprintf("; to %s: %s", c.Purpose, c.Line)
 		}
 		return registry.Errorf(registry.ErrUnavailable, "%s", text)
@@ -261,7 +262,7 @@ func executorText(nodes []host.NodeStatus, self host.NodeName, v *host.VolumeSta
 			case n.Name == self:
 				return ""
 			case !n.Alive && NodeState(n) == "suspect":
-				return text + ", is suspect: etcd does not hear of it"
+				return text + ", is suspect: etcd does not hear from it"
 			case !n.Alive && v != nil && v.Node == n.Name:
 				return fmt.Sprintf("%s, is %s, and only that node can change the volume; to remove its record: %s",
 					text, NodeState(n), VolumeCommand("deregister", v.VolumeName()))

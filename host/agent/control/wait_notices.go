@@ -76,7 +76,7 @@ func (e *explainer) explainWait(w wait) Notice {
 	}
 	switch {
 	case !w.leaving && w.job != "":
-		n.command("stop the job", display.Command("holdfast job stop", w.job))
+		n.command("stop job "+w.job+" instead of waiting", display.Command("holdfast job stop", w.job))
 	case w.leaving && w.Alloc != "" && w.Step != registry.StepTurn:
 		n.command("if the plugin is gone for good, see what a release by force would skip",
 			display.Command("holdfast alloc release --dry-run", short(w.Alloc)))
@@ -177,7 +177,7 @@ func (n *Notice) explainPlugin(w wait) {
 	if p.unhealthy() && !slices.ContainsFunc(p.Tasks, func(t host.PluginTask) bool { return t.Restart != nil }) {
 		n.Meaning += " Holdfast does not restart a plugin that was healthy before, because its mounts may be in use."
 	}
-	n.startCommands(p)
+	n.addStartCommands(p)
 	n.inspectCommands(p, w.role())
 }
 
@@ -218,7 +218,7 @@ func (n *Notice) explainCall(w wait) {
 	case p != nil && w.RPC != "" && (p.unhealthy() || len(p.Instances) == 0):
 		n.Next = fmt.Sprintf("Plugin %s %s: %s. Holdfast continues when the plugin is healthy.", p.ID,
 			p.problem(w.role()), p.describeJobs())
-		n.startCommands(p)
+		n.addStartCommands(p)
 	case w.leaving:
 		n.Next = "Holdfast retries until it succeeds, because the volume may still be in use. " +
 			"Until then the volume stays claimed."
@@ -240,8 +240,8 @@ func (n *Notice) explainCall(w wait) {
 	}
 }
 
-// startCommands adds the commands that start the plugin.
-func (n *Notice) startCommands(p *Plugin) {
+// addStartCommands adds the commands that start the plugin.
+func (n *Notice) addStartCommands(p *Plugin) {
 	if len(p.Jobs) == 0 {
 		n.command("run it", "holdfast job run FILE")
 	}

@@ -51,11 +51,11 @@ func (t Task) checkFiles(container bool) error {
 	return nil
 }
 
-// writeFiles writes the files of the task. in returns the directory of this process for the first directory of a path.
+// writeFiles writes the files of the task. pathOf returns where this process sees the first directory of a file's path.
 // Links of an earlier attempt cannot redirect a file to outside of that directory.
-func (t Task) writeFiles(in func(dir string) string, uid, gid int) error {
+func (t Task) writeFiles(pathOf func(dir string) string, uid, gid int) error {
 	for _, f := range t.Files {
-		if err := f.writeIn(in, uid, gid); err != nil {
+		if err := f.writeIn(pathOf, uid, gid); err != nil {
 			return fmt.Errorf("template %s: %w", f.Path, classifyFileError(err))
 		}
 	}

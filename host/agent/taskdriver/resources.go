@@ -134,8 +134,8 @@ func enableController(dir, controller string) error {
 	return err
 }
 
-// delegatedParent returns the parent of a cgroup if systemd has also delegated that, as with DelegateSubgroup=, and
-// else the cgroup. Such a parent has no processes of its own, so the cgroups in it can have limits.
+// delegatedParent returns the parent of the cgroup dir if systemd has delegated the parent too, as with
+// DelegateSubgroup=, and otherwise dir. Such a parent has no processes of its own, so cgroups in it can have limits.
 func delegatedParent(dir string) string {
 	parent := filepath.Dir(dir)
 	for _, name := range []string{"trusted.delegate", "user.delegate"} {

@@ -179,7 +179,7 @@ func versionOf(b *debug.BuildInfo) string {
 	return version
 }
 
-// execParent starts a parent in a session of its own. The function Parents reads the arguments.
+// execParent starts a parent in a session of its own. Parents finds the process by its arguments.
 func execParent(program string, t Task, requests, replies, held *os.File) (process, error) {
 	log, err := os.OpenFile(filepath.Join(t.Dir, "parent.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND|os.O_TRUNC, 0o600)
 	if err != nil {

@@ -110,6 +110,6 @@ are released when their allocs are stopped.`,
 		},
 	}
 	namespaceFlag(c, "volume", &namespace)
-	f.flags(c, "alloc")
+	f.flags(c, "release the claim without the node", "alloc")
 	return c
 }

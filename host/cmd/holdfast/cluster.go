@@ -112,8 +112,8 @@ func newClusterLeave(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use: "leave", Short: "Have this node leave its cluster",
 		Long: `End this node's membership of the cluster of its configuration file. The agent
-must not run. Remove the cluster block before you start it again: the node then
-is outside a cluster, and knows no volumes.
+must not run. Remove the cluster block before you start it again: the node is
+then in no cluster and knows no volumes.
 
 The command refuses while the node has claims, attachments, mounts or volumes of
 its own, or makes the controller calls of a plugin; the error says what to do.

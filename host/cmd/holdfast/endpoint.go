@@ -136,7 +136,7 @@ func newPluginUses(p *program) *cobra.Command {
 }
 
 func writeEndpointUses(to io.Writer, uses []host.EndpointUse) error {
-	t := newTable("Volume", "Call", "At", "Node", "Since")
+	t := newTable("VOLUME", "CALL", "TARGET", "NODE", "SINCE")
 	for _, u := range uses {
 		t.add(u.Volume.External, u.Call, u.Target, u.Node, u.Since.Format(time.RFC3339))
 	}
@@ -159,6 +159,6 @@ the ID of the volume at the plugin.`,
 				"uses of volume %s forgotten", clean(args[1]))
 		},
 	}
-	c.Flags().StringVar(&confirm, "confirm", "", "the ID of the volume again, which accepts that data may be lost")
+	c.Flags().StringVar(&confirm, "confirm", "", "the ID of the volume again, to accept that data may be lost")
 	return c
 }

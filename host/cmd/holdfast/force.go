@@ -13,6 +13,8 @@ import (
 	"holdfast/internal/display"
 )
 
+const withoutPlugins = "continue without plugins that are gone for good"
+
 // forceFlags are the flags of commands that may lose data.
 type forceFlags struct {
 	force, dryRun bool
@@ -20,10 +22,11 @@ type forceFlags struct {
 	wait          time.Duration
 }
 
-func (f *forceFlags) flags(c *cobra.Command, what string) {
-	c.Flags().BoolVar(&f.force, "force", false, "continue without plugins that are gone for good")
+// flags adds the flags to a command. force says what --force does, and what names the object whose ID confirms it.
+func (f *forceFlags) flags(c *cobra.Command, force, what string) {
+	c.Flags().BoolVar(&f.force, "force", false, force)
 	c.Flags().StringVar(&f.confirm, "confirm", "",
-		"with --force: the ID of the "+what+" again, which accepts that data may be lost")
+		"with --force: the ID of the "+what+" again, to accept that data may be lost")
 	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "only print what would be done")
 	waitFlag(c, &f.wait)
 }
@@ -61,7 +64,7 @@ unmounted. Recently written data may be lost.`,
 			return show(p, err, steps, writeSteps(f.dryRun, "alloc "+args[0]+" released"))
 		},
 	}
-	f.flags(c, "alloc")
+	f.flags(c, withoutPlugins, "alloc")
 	return c
 }
 
@@ -72,8 +75,9 @@ func newVolumeDetach(p *program) *cobra.Command {
 		Long: `Detach a volume that is not in use from all nodes, or from one. --node may name
 a node that is gone.
 
-The fence command of the agent fences other nodes first. If there is none, or if
-the plugin is gone, --force and --confirm are needed.`,
+The fence command of the agent fences another node first. Without a fence
+command, or if the plugin is gone, --force and --confirm are needed. A detach
+from this node needs no fence.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			o, err := f.options("")
 			if err != nil {
@@ -90,7 +94,7 @@ the plugin is gone, --force and --confirm are needed.`,
 	}
 	c.Flags().StringVar(&node, "node", "", "only from this node")
 	namespaceFlag(c, "volume", &namespace)
-	f.flags(c, "volume")
+	f.flags(c, withoutPlugins, "volume")
 	return c
 }
 

@@ -103,9 +103,9 @@ func newNodeForget(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use: "forget ID", Short: "Remove a node that never comes back",
 		Long: `Remove a node from the list because it never comes back. The command refuses
-if the node is alive, or if records depend on it. holdfast node out-of-service
-releases claims and attachments. Deregister the volumes and snapshots that are
-stored on the node.
+if the node is alive, or if records depend on it: release its claims and
+attachments with holdfast node out-of-service, and deregister the volumes and
+snapshots that are stored on it.
 
 If the node comes back after all, it unmounts its volumes and is listed again.`,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -136,14 +136,14 @@ func writeNodes(to io.Writer, list []host.NodeStatus) error {
 }
 
 func writeNode(to io.Writer, n host.NodeStatus) error {
-	drain := ""
-	if d := n.Drain; d.By != "" {
-		drain = strings.TrimSuffix("drained by "+d.By+": "+d.Reason, ": ")
-	}
-	err := writeFacts(to, "ID", n.Name, "State", control.NodeState(n), "Cluster", n.Unformed, "By", n.By,
+	var about factList
+	about.add("ID", n.Name, "State", control.NodeState(n), "Cluster", n.Unformed, "By", n.By,
 		"Reason", n.Reason, "Since", when(n.Since), "Deadline", when(n.Deadline), "Alive since", when(n.AliveSince),
-		"Seen suspect here since", when(n.SuspectSince), "Version", n.Version, "Epoch", n.Epoch,
-		"Once back", drain)
+		"Seen suspect here since", when(n.SuspectSince), "Version", n.Version, "Epoch", n.Epoch)
+	if d := n.Drain; d.By != "" {
+		about.add("When back", strings.TrimSuffix("drained by "+d.By+": "+d.Reason, ": "))
+	}
+	err := columns(to, about)
 	t := newTable("PLUGIN", "NODE", "CONTROLLER", "EXECUTOR", "NODE ID", "TOPOLOGY", "CLAIMS", "ATTACHMENTS", "LIMIT")
 	for _, p := range n.Plugins {
 		topology := ""
@@ -158,7 +158,7 @@ func writeNode(to io.Writer, n host.NodeStatus) error {
 	if n.Alive || n.Lost() || n.State == registry.NodeUnjoined {
 		return err
 	}
-	_, failed := fmt.Fprintf(to, "\netcd does not hear of the node. Its claims stay until it is back. If its machine "+
-		"is certainly off:\n  %s\n", control.OutOfServiceCommand(n.Name))
+	_, failed := fmt.Fprintf(to, "\netcd does not hear from the node. Its claims stay until it is back. If its "+
+		"machine is certainly off:\n  %s\n", control.OutOfServiceCommand(n.Name))
 	return errors.Join(err, failed)
 }

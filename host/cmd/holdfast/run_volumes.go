@@ -38,7 +38,7 @@ func (o *foreground) retry(ctx context.Context, spec host.VolumeSpec, done strin
 	reported, since := "", time.Now()
 	stop := every(ctx, waitInterval, func(ctx context.Context) {
 		if text := o.volumeWait(ctx, spec); text != "" {
-			o.lines.print("waiting for %s: %s", display.Span(time.Since(since)), text)
+			o.lines.print("waited %s so far: %s", display.Span(time.Since(since)), text)
 		}
 	})
 	defer stop()

@@ -202,8 +202,8 @@ func writeSnapshot(to io.Writer, s host.Snapshot) error {
 	if !s.IsGroup() {
 		about.add("Volume", s.Volume, "Size", display.Size(s.Size))
 	}
-	about.add("Plugin", s.Plugin, "External ID", string(s.External), "State", s.State, "Taken", when(s.Taken), "Since",
-		when(s.Since))
+	about.add("Plugin", s.Plugin, "External ID", string(s.External), "State", s.State, "Taken", when(s.Taken),
+		"Known since", when(s.Since))
 	about.addKnown("Group snapshot", string(s.Group))
 	if s.Failure.Code != "" {
 		about.add("Last error", fmt.Sprintf("%s: %s: %s", s.Failure.RPC, s.Failure.Code, s.Failure.Detail))

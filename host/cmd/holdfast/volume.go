@@ -172,7 +172,7 @@ func writeVolume(to io.Writer, v control.Volume) error {
 		call += ": " + v.Intent.Detail
 	}
 	about.add("Attach", v.Attached, "Stage", v.Staged, "Staged at", v.StagedAt, "Open call", call,
-		"Since", when(v.Since))
+		"Known since", when(v.Since))
 	err := columns(to, about)
 	err = errors.Join(err, writeNotices(to, v.Notices))
 	modes := newTable("ACCESS MODE", "ATTACHMENT MODE")

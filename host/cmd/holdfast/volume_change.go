@@ -107,7 +107,7 @@ func newVolumeAdopt(p *program) *cobra.Command {
 	v, f, wait := &variables{}, &adoptFlags{}, time.Duration(0)
 	c := &cobra.Command{
 		Use:   "adopt PLUGIN EXTERNAL_ID --id ID | adopt FILE",
-		Short: "Register an existing volume as its plugin describes it",
+		Short: "Register an existing volume; its plugin supplies size, context and topology",
 		Args:  argumentCount([]string{"PLUGIN", "[EXTERNAL_ID]"}),
 		RunE: func(c *cobra.Command, args []string) error {
 			read := f.spec

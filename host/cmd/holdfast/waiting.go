@@ -33,7 +33,7 @@ type waiter struct {
 func (w *waiter) report(text string, since time.Time) {
 	waited, line := now().Sub(since), ""
 	if text != "" {
-		line = fmt.Sprintf("waiting for %s: %s", display.Span(waited), clean(text))
+		line = fmt.Sprintf("waited %s so far: %s", display.Span(waited), clean(text))
 	}
 	switch {
 	case display.Columns(w.to) > 0 && !w.json:
@@ -64,7 +64,8 @@ func acrossRestarts[T any](ctx context.Context, client *control.Client, wait fun
 		if !errors.Is(err, control.ErrNoAgent) && !errors.Is(err, host.ErrUnavailable) {
 			return v, err
 		}
-		if answered := time.Since(began) > restartLimit; gone.IsZero() || answered {
+		// Without an agent, wait returns at once: one that took this long had an agent until now.
+		if long := time.Since(began) > restartLimit; gone.IsZero() || long {
 			gone = time.Now()
 		}
 		if time.Since(gone) > restartLimit {

@@ -21,8 +21,8 @@ func TestWaitsAreReportedNowAndThen(t *testing.T) {
 			w.report("volume disk\nis not created yet", since)
 		}
 		w.report("", since)
-		want := "waiting for 1s: volume disk is not created yet\n" +
-			"waiting for 11s: volume disk is not created yet\nwaiting for 21s: volume disk is not created yet\n"
+		want := "waited 1s so far: volume disk is not created yet\n" +
+			"waited 11s so far: volume disk is not created yet\nwaited 21s so far: volume disk is not created yet\n"
 		if out.String() != want {
 			t.Errorf("%q, want %q", out.String(), want)
 		}

@@ -15,7 +15,7 @@ type Exit struct {
 	Cause  error          // why Code and Signal are unknown; nil: they are known
 }
 
-// newExit returns how a process ended, whose state is nil if waiting for it failed with err.
+// newExit describes how a process ended. state is nil if waiting for the process failed with err.
 func newExit(pid int, state *os.ProcessState, err error) *Exit {
 	if state == nil {
 		return &Exit{PID: pid, Cause: err}

@@ -116,7 +116,8 @@ func (r *runner) explainDeath(err error) error {
 	return err
 }
 
-// refusedCookie recognises the message with which every go-plugin server refuses. Only the hint depends on it.
+// refusedCookie reports whether the shim exited with go-plugin's message about a wrong cookie. Only the hint of
+// diedAtStart depends on it.
 func (r *runner) refusedCookie() bool {
 	return r.child.exit.Code == 1 && strings.Contains(strings.Join(r.stderr.last(), "\n"), "This binary is a plugin")
 }

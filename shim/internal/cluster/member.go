@@ -149,9 +149,8 @@ func (s *State) registered(ctx context.Context, member string) (kv *mvccpb.KeyVa
 	return kv, err
 }
 
-// register writes the node's key in etcd. It returns an ErrConflict if another member has the name of the node. A
-// request whose answer was lost may arrive late. So each request is on the condition that the key has not changed since
-// it was read.
+// register writes the node's key in etcd. It returns an ErrConflict if another member has the name of the node. A write
+// whose answer was lost may arrive late, so each write requires that the key has not changed since it was read.
 func (s *State) register(ctx context.Context, member string) error {
 	key, id := s.keys.node(s.node), member+"/"+uuid.NewString()
 	for {

@@ -127,7 +127,7 @@ func (m *migration) readNode(v registry.View) error {
 	}
 	if intents := v.Intents(); len(intents) > 0 {
 		open := intents[0]
-		return registry.Errorf(registry.ErrConflict, "%s of volume %q is unfinished since %s: "+
+		return registry.Errorf(registry.ErrConflict, "%s of volume %q has been unfinished since %s: "+
 			"start the agent without the cluster block, and wait until the volume is ready",
 			open.RPC, open.Name, open.Since.UTC().Format(time.RFC3339))
 	}
@@ -197,7 +197,8 @@ func nameOf(r registry.Record) string {
 	return fmt.Sprintf("record of %s with the key %q", r.Key().Bucket, r.Key().Path)
 }
 
-// write writes records, on the condition that they have not changed in the cluster since readCluster.
+// write writes records if neither they nor their neighbours in an index have changed in the cluster since readCluster:
+// another node may have registered the volume under another name.
 func (m *migration) write(ctx context.Context, batch []registry.Record) error {
 	ctx, cancel := context.WithTimeout(ctx, migrateTimeout)
 	defer cancel()
@@ -205,7 +206,7 @@ func (m *migration) write(ctx context.Context, batch []registry.Record) error {
 	read := newReads(nil, m.keys)
 	for _, r := range batch {
 		for _, entry := range registry.IndexKeys(r) {
-			prefix := entry.Path[:len(entry.Path)-len(r.Key().Path)]
+			prefix := entry.Path[:len(entry.Path)-len(r.Key().Path)] // an index entry ends with the path of its record
 			read.prefixes[m.record(registry.Key{Bucket: entry.Bucket, Path: prefix})] = true
 		}
 	}

@@ -142,7 +142,7 @@ func TestMigrateRefuses(t *testing.T) {
 		{volumeOf("another-name", "same"), `is volume "name" of the cluster`},
 		{elsewhere, `in use by node "old-name", but this node is called "node"`},
 		{registry.Intent{Volume: key, RPC: registry.CreateVolumeRPC, Outcome: registry.OutcomePending},
-			"is unfinished"},
+			"unfinished since"},
 	} {
 		node := newOffline(t, client, "node")
 		node.offline(t, func(s registry.State) {

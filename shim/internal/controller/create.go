@@ -23,7 +23,7 @@ func (m *Controller) Create(
 	return m.createFor(ctx, call, spec, registry.Origin{})
 }
 
-// createFor creates the volume of a create block in a job, as Create does.
+// createFor is Create for a create block of a job, which from names; zero: there is none.
 func (m *Controller) createFor(
 	ctx context.Context, call registry.Call, spec registry.VolumeSpec, from registry.Origin,
 ) (registry.Volume, error) {

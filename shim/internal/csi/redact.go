@@ -37,7 +37,8 @@ type secret struct{ name, value string }
 
 type secretList []secret
 
-// add adds a secret. It drops a short value without a name, which could be masked only everywhere.
+// add adds a secret. A long value is masked everywhere, a short one only behind its name. A short one without a name is
+// dropped.
 func (l *secretList) add(name, value string) {
 	switch {
 	case len(value) >= minUnnamed:
@@ -178,7 +179,7 @@ func (r redactor) redact(s string) string {
 		return withheld
 	}
 	s = printable(r.mask(s))
-	s = maskNamed(r.mask(s)) // mask again: an unprintable character may have split a secret
+	s = maskNamed(r.mask(s)) // mask again: printable makes spaces of line breaks, and a secret may have spaces
 	if len(s) > maxText {
 		s = s[:maxText] + "…"
 	}

@@ -45,7 +45,7 @@ func (d *delivery) open(ctx context.Context, before *delivery) error {
 		return change, refused
 	})
 	if refused != nil && errors.Is(err, refused) {
-		return refused
+		return refused // the outcome is stored, so without the text that store adds
 	}
 	return err
 }

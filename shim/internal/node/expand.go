@@ -125,8 +125,8 @@ type site struct {
 }
 
 // expandSite returns where the volume can be expanded on this node, and whether it is mounted there. At a path without
-// a mount, the plugin would expand the file system below. isOpen means that an expansion call is open, so a stage or
-// publish whose outcome is not known counts too.
+// a mount, the plugin would expand the file system below. isOpen: an expansion call is open. It may be closed
+// only if no mount is left, so a stage or publish whose outcome is not known counts too.
 func (s *Stager) expandSite(st state, isOpen bool) (where site, mounted bool, err error) {
 	where, found := s.recordedSite(st, isOpen)
 	switch {

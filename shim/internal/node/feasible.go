@@ -61,7 +61,7 @@ func (a *Allocs) groupReasons(
 ) (reasons []registry.Infeasible) {
 	if _, alive := v.NodeLease(node); !alive && node != a.host.Node {
 		reasons = append(reasons, registry.Infeasible{Kind: registry.InfeasibleNode,
-			Detail: fmt.Sprintf("node %s is suspect: etcd does not hear of it", node)})
+			Detail: fmt.Sprintf("node %s is suspect: etcd does not hear from it", node)})
 	}
 	var planned []registry.Claim
 	for _, r := range inVolumeOrder(spec.Volumes) {

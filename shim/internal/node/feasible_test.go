@@ -51,7 +51,7 @@ func TestFeasibleSaysWhatPrepareWouldMeet(t *testing.T) {
 				i.Health = registry.Health{State: registry.Unhealthy, Cause: registry.CauseMissed}
 			})
 		}, wish{volumes: []int{0}}, kinds{registry.InfeasibleUnhealthy, registry.InfeasibleUnhealthy},
-			"plugin p is unhealthy as csi-node: missed"},
+			"plugin p is unhealthy as csi-node: heartbeats missed"},
 		"another zone, in a full node": {func(n *env) {
 			n.up("a2", wish{volumes: []int{1}})
 			v := n.volume(0, "x-v0")

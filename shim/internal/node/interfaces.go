@@ -54,7 +54,8 @@ type Controller interface {
 	// Claim is idempotent by the claim's key. The volume provides the mount options that the usage lacks. ErrConflict
 	// names the holders. The claim follows the decisions of first in the same commit.
 	Claim(ctx context.Context, c registry.Claim, first ...registry.Decision) (registry.Claim, error)
-	// Feasible returns the claim as Claim would grant it, or every reason against it. planned count as granted.
+	// Feasible returns the claim as Claim would grant it, or every reason against it. The claims in planned
+	// count as granted.
 	Feasible(
 		view registry.View, v registry.Volume, c registry.Claim, planned []registry.Claim,
 	) (registry.Claim, []registry.Infeasible)

@@ -141,7 +141,8 @@ func (a *Allocs) prepare(
 		}
 		at, err := req.mountRequest(ctx, g, r)
 		if err != nil {
-			if ctx.Err() == nil && a.admit(ctx, g) == nil { // else the recorded wait has more details
+			// If ctx has ended, the wait that is recorded already says more. A wait is stored in the alloc's record.
+			if ctx.Err() == nil && a.admit(ctx, g) == nil {
 				req.recordFailure(ctx, err, time.Time{})
 			}
 			return nil, fmt.Errorf("volume %q of alloc %s: %w", r.Name, g.Alloc, err)
@@ -180,8 +181,8 @@ func (a *Allocs) admit(ctx context.Context, g hooks.AllocGroup) error {
 	return err
 }
 
-// admission returns the decision that admit commits. It does not record an alloc after its Release, because no other
-// Release would follow for the volumes.
+// admission returns the decision that admit commits. A Release cancels ctx. After that the alloc must not be recorded:
+// no other Release would take its volumes down.
 func (a *Allocs) admission(ctx context.Context, g hooks.AllocGroup) registry.Decision {
 	return func(v registry.View) (registry.Change, error) {
 		al, known := v.Alloc(g.Alloc)

@@ -63,8 +63,8 @@ func (s *Stager) Publish(
 	return at, err
 }
 
-// findPublished returns where the volume is published, and whether it is still there. It looks for a file system in the
-// mount table. It looks for a block device at the path, because the plugin may have made the device.
+// findPublished returns where the volume is published, and whether it is still there: a file system in the mount table,
+// a block device at the path, where the plugin may have made a device node without a mount.
 func (s *Stager) findPublished(ctx context.Context, r registry.Ref) (at hooks.Published, there bool, err error) {
 	at = hooks.Published{Target: r.Target, Usage: r.Usage}
 	if r.Usage.Attachment != registry.BlockDevice {

@@ -250,7 +250,7 @@ func (req *request) recordLongWait(ctx context.Context, w registry.Wait) (ended 
 // failed commit is logged.
 func (req *request) editWaits(ctx context.Context, edit func(waits []registry.Wait) []registry.Wait) {
 	if intent.Released(ctx) {
-		return
+		return // the next shim repeats the calls
 	}
 	ctx = context.WithoutCancel(ctx)
 	_, err := registry.Ensure(ctx, req.State, func(v registry.View) (change registry.Change, err error) {

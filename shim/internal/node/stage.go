@@ -42,8 +42,8 @@ func (s *Stager) mount(ctx context.Context, calls ...mountCall) error {
 	return s.Sender.Send(ctx, send...)
 }
 
-// missingStage returns the call that stages the volume, or none if Stage does nothing. It also returns the records of
-// the volume. With a call, they have the path of the staging.
+// missingStage returns the call that Stage has to send, if any, and the volume's records. Before a call it undoes a
+// publish of unknown outcome, and st.staging.Path is set.
 func (s *Stager) missingStage(
 	ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage,
 ) (calls []mountCall, st state, err error) {

@@ -135,7 +135,7 @@ func (s *Stager) measuredPath(st state) (at registry.Tree, needsMount bool, err 
 			continue
 		}
 		if r.Trouble != "" {
-			trouble = fmt.Sprintf("its mount for alloc %s is in trouble since %s: %s", r.Alloc,
+			trouble = fmt.Sprintf("its mount for alloc %s has been in trouble since %s: %s", r.Alloc,
 				r.Troubled.UTC().Format(time.RFC3339), r.Trouble)
 			continue
 		}

@@ -93,7 +93,7 @@ func TestStatsAreRefused(t *testing.T) {
 			in, _ := n.shim.table.Find(registry.RoleNode, pluginID)
 			in.Health = registry.Health{State: registry.Unhealthy, Cause: registry.CauseMissed}
 			n.put(in)
-		}, registry.ErrUnavailable, "is not healthy: missed"},
+		}, registry.ErrUnavailable, "is not healthy: heartbeats missed"},
 		"open call": {func(n *env) {
 			n.script(csifake.Rule{RPC: string(publish), Hang: csifake.UntilCancelled})
 			_ = n.tryUp("a1", wish{})

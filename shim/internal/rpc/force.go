@@ -51,8 +51,8 @@ func (c *claims) ForceRelease(
 	return &pb.ForceReleaseClaimReply{Answer: at, Steps: steps}, err
 }
 
-// Detach takes its index from the last of the attachments. They are detached in order, so that the last one exists
-// until the call has succeeded.
+// Detach gives runRemoval the index of the last attachment. They are detached in order, so it exists until all are
+// detached.
 func (v *volumes) Detach(ctx context.Context, req *pb.DetachVolumeRequest) (*pb.DetachVolumeReply, error) {
 	name, err := volumeName(req.GetName())
 	node := registry.NodeName(req.GetNode())

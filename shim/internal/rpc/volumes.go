@@ -149,7 +149,7 @@ func runRemoval(ctx context.Context, a *Active, call registry.Call, index create
 	return err
 }
 
-// gone reports whether the record that was created at an index is gone.
+// gone reports whether index does not return created any more: the record with that CreateIndex is gone.
 func (a *Active) gone(ctx context.Context, index createIndex, created registry.Seq) (gone bool) {
 	err := a.State.View(ctx, func(v registry.View) error {
 		gone = index(v) != created

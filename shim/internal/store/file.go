@@ -45,8 +45,8 @@ func ensureDir(dir string) error {
 	return checkOwner(dir, info, 0o077, fmt.Sprintf("chmod %o", dirMode))
 }
 
-// CheckAccess returns why a shim could not open the state file because of the permissions, owner or type of the file or
-// its directory. It does not read the file and takes no lock.
+// CheckAccess returns an ErrDenied if a shim would refuse the permissions, owner or type of the state file or its
+// directory. It creates a missing directory, does not read the file and takes no lock.
 func CheckAccess(path string) error {
 	if err := ensureDir(filepath.Dir(path)); err != nil {
 		return err

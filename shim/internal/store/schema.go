@@ -30,7 +30,7 @@ const (
 	metaTally       = "tally:"
 )
 
-// buckets returns the names of the buckets that have a tally.
+// buckets returns the names of all buckets but bucketMeta, which has a tally of each.
 func buckets() []string {
 	names := []string{bucketEvents}
 	for _, x := range registry.Indexes {

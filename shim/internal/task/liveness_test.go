@@ -107,7 +107,7 @@ func TestSickPluginKeepsTheMountsThatItServes(t *testing.T) {
 			w.commits()
 			p.set(func(p *plugin) { p.hangs = true })
 			after(10 * time.Minute)
-			w.wantCommits("while it hangs", nodeUnhealthy(registry.CauseMissed), "restart withheld (missed)")
+			w.wantCommits("while it hangs", nodeUnhealthy(registry.CauseMissed), "restart withheld (heartbeats missed)")
 			p.set(func(p *plugin) { p.hangs = false })
 			after(time.Minute)
 		}
@@ -136,6 +136,6 @@ func TestSickPluginKeepsTheMountsThatItServes(t *testing.T) {
 		w.wantCommits("while a client of an endpoint uses a mount")
 		set(nil, false)
 		after(time.Minute)
-		w.wantCommits("once its user is being released", "restart asked (missed)")
+		w.wantCommits("once its user is being released", "restart asked (heartbeats missed)")
 	})
 }
