@@ -136,7 +136,8 @@ func (c *checker) begin(l Line) {
 	if e != nil {
 		c.order(l)
 		c.retry(l, e, up)
-		if !c.opts.ByNode || !f.repeats || e.state != position(up) { // else it changes nothing, whatever its answer is
+		// With ByNode, a repeated call whose effect is there already changes nothing, whatever its answer is.
+		if !c.opts.ByNode || !f.repeats || e.state != position(up) {
 			f.edge, f.up, f.before = e, up, e.state
 			e.begin(l, up)
 		}

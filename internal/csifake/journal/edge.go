@@ -19,7 +19,7 @@ type edge struct {
 	upHash   string   // hash of the unsure call up
 	downHash string   // hash of the unsure call down
 	mutable  []string // names of mutable_parameters in the last call up
-	undone   bool     // the edge was down before the last call, which was a call down
+	undone   bool     // the edge was down, and since then there were only calls down
 	flights  int      // calls in flight that move the edge
 	usage    string   // usage in the last call up
 	secrets  string   // keys of the secrets in the last call up
@@ -71,8 +71,8 @@ func (e *edge) end(l Line, f *flight) {
 
 // afterRefusal returns the state of an edge after a refused call. A refused call up leaves an edge that was up as it
 // was. A refused creation means down. So does NOT_FOUND of an unstage or unpublish, and UNIMPLEMENTED if the edge was
-// down. A volume whose deletion was refused still exists and may be used again, also if it is in use
-// (FAILED_PRECONDITION). After any other refusal, part of the effect may exist and has to be undone.
+// down. A refused deletion leaves an edge that was up as it was, unless the code is NOT_FOUND. FAILED_PRECONDITION of a
+// deletion (in use) means up in any case. After any other refusal, part of the effect may exist and has to be undone.
 func (f *flight) afterRefusal(code string) state {
 	switch {
 	case strings.HasPrefix(f.RPC, "CreateVolume") && f.before != up, f.RPC == "CreateSnapshot" && f.before != up,

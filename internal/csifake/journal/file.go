@@ -87,8 +87,8 @@ func Read(path string) ([]Line, error) {
 	return lines, nil
 }
 
-// NoteReboot appends a line that all mounts of a node are gone, after a test has removed them. Nothing is staged or
-// published there any more, without any call.
+// NoteReboot appends a line that says that a test has removed all mounts of a node. From then on nothing is staged or
+// published there, although no call has undone it.
 func NoteReboot(path, plugin, node string) error {
 	w, err := Open(path, plugin, "")
 	if err != nil {

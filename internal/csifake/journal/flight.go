@@ -16,9 +16,8 @@ type flight struct {
 	repeats   bool  // the call repeats the last controller call for the same edge
 }
 
-// skew is the tolerance between the journals of two plugins for noticing that a caller is gone. If a caller gives up a
-// call at one process and sends another to a second process, these may notice it in either order, and late on a busy
-// machine.
+// skew bounds how long after the begin of a call a second process may note that the caller has given up an earlier call
+// there. The two processes notice these events in either order, and late on a busy machine.
 const skew = 2_000_000_000 // nanoseconds
 
 func (f *flight) keys() (keys []subjectKey) {
@@ -73,8 +72,8 @@ func (c *checker) checkOverlaps(l *flight) {
 }
 
 // overlap reports whether two calls may overlap because several hosts share a volume. A call on a node may overlap a
-// call for another node. A controller call that a host repeats, because it had begun it before another host did, may
-// overlap the same call or a call on a node.
+// call for another node. A controller call that a host repeats, because it had begun that call before another host did,
+// may overlap the same call or a call on a node.
 func (c *checker) overlap(a, b *flight) bool {
 	node := a.Role == "node" || b.Role == "node"
 	apart := a.Node != b.Node && a.Node != "" && b.Node != ""

@@ -186,7 +186,8 @@ func (c *checker) advertised(l Line, service string, set *caps, name string) {
 	}
 }
 
-// stages reports whether NodePublish needs a staged volume: the instance announces it, or the volume is staged already.
+// stages reports whether NodePublish needs a staged volume: the instance announces staging, or has announced it before
+// and the volume may be staged.
 func (c *checker) stages(l Line, v *volume) bool {
 	return c.instance(l).node.now["STAGE_UNSTAGE_VOLUME"] ||
 		c.instance(l).node.ever["STAGE_UNSTAGE_VOLUME"] && v.node(c.nodeOf(l)).stage.state != down

@@ -146,7 +146,7 @@ func (c *checker) expandable(l Line, v *volume) {
 		c.report("R30", "NodeExpandVolume for volume %s to %d bytes; ControllerExpandVolume has answered that it has "+
 			"%d", l.Volume, l.Bytes, v.bytes)
 	case v.node(c.nodeOf(l)).refused:
-		c.report("R30", "NodeExpandVolume for volume %s again, though it cannot be as long as it is mounted as it is",
+		c.report("R30", "NodeExpandVolume for volume %s again, though the plugin has refused it for the present mount",
 			l.Volume)
 	case k.node.ever["STAGE_UNSTAGE_VOLUME"] && v.node(c.nodeOf(l)).stage.state != up:
 		c.report("R30", "NodeExpandVolume for volume %s, which is not staged", l.Volume)

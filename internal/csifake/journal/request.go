@@ -185,6 +185,6 @@ func (c *checker) nodeID(l Line) {
 	case len(l.Node) > 256:
 		c.report("R14", "%s of %s with a node id of %d bytes", l.RPC, l.Volume, len(l.Node))
 	case len(known) > 0 && !told:
-		c.report("R14", "%s of %s with the node id %q, which no node has told", l.RPC, l.Volume, l.Node)
+		c.report("R14", "%s of %s with the node id %q, which no node has reported", l.RPC, l.Volume, l.Node)
 	}
 }

@@ -12,7 +12,7 @@ type Rule struct {
 var Rules = []Rule{
 	{"R0", "a journal is readable and has calls in it"},
 	{"R1", "capabilities are learnt before anything else, and only advertised RPCs, modes, sources and mount groups " +
-		"are asked for"},
+		"are used"},
 	{"R2", "order up: ControllerPublish OK, NodeStage OK, NodePublish; an ephemeral volume is only published"},
 	{"R3", "at most one call in flight per volume, across instances"},
 	{"R4", "order down: NodeUnpublish all OK, NodeUnstage OK, ControllerUnpublish OK, DeleteVolume"},
@@ -33,18 +33,19 @@ var Rules = []Rule{
 	{"R18", "no field is longer than CSI allows"},
 	{"R20", "a plugin whose name breaks the rules gets no volumes"},
 	{"R21", "names have no control characters"},
-	{"R23", "keys of secrets are of A-Z, a-z, 0-9, dot, underscore and dash"},
+	{"R23", "keys of secrets consist of A-Z, a-z, 0-9, dot, underscore and dash"},
 	{"R25", "ControllerUnpublish gets the secrets that ControllerPublish got"},
 	{"R26", "topology is asked for only if advertised; a volume goes only to nodes that it can be reached from"},
-	{"R28", "no node has more volumes attached than it said"},
-	{"R29", "a list goes on with a token that the plugin gave"},
-	{"R30", "NodeExpand only after ControllerExpand asked for it, to no more than that, where the volume is staged " +
-		"or published, and not again after FAILED_PRECONDITION while it is; OFFLINE expansion of no such"},
+	{"R28", "no node has more volumes attached than its NodeGetInfo allows"},
+	{"R29", "a list continues with a token that the plugin gave"},
+	{"R30", "NodeExpand only after ControllerExpand asked for it, to no more than its size, where the volume is " +
+		"staged or published, and not again for a mount after FAILED_PRECONDITION; no OFFLINE expansion of a volume " +
+		"in use"},
 	{"R31", "CSI_ENDPOINT is unix:// and an absolute path that ends in .sock"},
 	{"R32", "a group snapshot is read and deleted as a whole, with the ids of all its snapshots; none of them is " +
 		"deleted alone"},
-	{"R33", "blocks are asked for of snapshots that are there"},
-	{"RU", "from an uncertain outcome only the same call or its negation; what was sent is undone in the end"},
+	{"R33", "blocks are listed only of snapshots that exist"},
+	{"RU", "after an uncertain outcome only the same call or its undo is sent; in the end everything is undone"},
 }
 
 // Violation is one broken rule.

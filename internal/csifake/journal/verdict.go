@@ -40,11 +40,11 @@ func Judge(lines []Line, o Options) []Verdict {
 
 // seen has facts about a whole journal that decide which calls exercise a rule.
 type seen struct {
-	firstOf   map[string]int // subject and plugin -> its first call
-	uncertain map[string]int // plugin, RPC and object -> the first call without a certain outcome
-	denied    map[string]int // volume -> the first ValidateVolumeCapabilities that was not confirmed
-	secrets   map[string]bool
-	badNames  map[string]bool // instances
+	firstOf   map[string]int  // plugin and subject -> the first call
+	uncertain map[string]int  // plugin, RPC and object -> the first call without a certain outcome
+	denied    map[string]int  // volume -> the first ValidateVolumeCapabilities that was not confirmed
+	secrets   map[string]bool // volumes attached with secrets
+	badNames  map[string]bool // instances with an invalid name
 	places    map[string]bool // plugins with topology
 	limited   map[string]bool // nodes with a limit of volumes
 	grouped   map[string]bool // snapshots of groups
@@ -99,7 +99,7 @@ func note(first map[string]int, key string, i int) {
 	}
 }
 
-// unsure reports whether the call got no answer with a certain outcome.
+// unsure reports whether the outcome of the call is uncertain.
 func (c Call) unsure() bool {
 	return c.Abandoned || c.End == nil || c.End.Lost || c.End.nameless(c.RPC) || OutcomeOf(c.End.Code) == Uncertain
 }

@@ -27,7 +27,7 @@ const usage = `usage:
   cosanity scenarios                             list the scenarios
   cosanity rules                                 list the rules
   cosanity plugin -dir DIR [flags] SCENARIO      serve CSI at CSI_ENDPOINT until interrupted
-  cosanity judge [-running] [-allow RULES] DIR...   judge the calls that the plugin got`
+  cosanity judge [flags] DIR...                  judge the calls that the plugin got`
 
 func main() {
 	broken, err := run(os.Args[1:], os.Stdout)
@@ -126,7 +126,7 @@ func judge(args []string, out io.Writer) (broken bool, err error) {
 	running := flags.Bool("running", false, "volumes are still in use: nothing has to be taken down")
 	allow := flags.String("allow", "", "rules that are not judged, with commas between")
 	byNode := flags.Bool("by-node", false,
-		"calls of different nodes for one volume may overlap, and a repeated controller call")
+		"calls of different nodes for one volume may overlap, and so may repeated controller calls")
 	if err := flags.Parse(args); err != nil {
 		return false, err
 	}

@@ -92,7 +92,7 @@ func (b bad) publish(volume, target string) {
 		VolumeCapability: writer})
 }
 
-// breakRules breaks all rules but R0, R3, R6, R20, R31 and RU, which are broken below.
+// breakRules breaks all rules but R0, which no call breaks, and R3, R6, R20, R31 and RU, which the test breaks.
 func (b bad) breakRules() {
 	b.create("before the capabilities are known") // R1
 	b.learn()

@@ -60,7 +60,7 @@ func writeEvidence(out io.Writer, j judged, violations []journal.Violation) {
 	}
 }
 
-// writeRules prints the rules as a table of docs/cosanity.md.
+// writeRules prints the rules as the table in docs/cosanity.md.
 func writeRules(out io.Writer) {
 	fmt.Fprintln(out, "| rule | section of the specification | what an orchestrator does |")
 	fmt.Fprintln(out, "|---|---|---|")

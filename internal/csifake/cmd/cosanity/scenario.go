@@ -48,7 +48,8 @@ var scenarios = []scenario{
 		csifake.Config{Caps: append(small, "STAGE_UNSTAGE_VOLUME")}, nil, ""},
 	{"unknown", "the plugin announces capabilities that no version of CSI has",
 		csifake.Config{Caps: append(slices.Clone(attached), "controller/99", "node/99", "service/99")}, nil, ""},
-	{"uncertain", "each change answers DEADLINE_EXCEEDED after its effect, then UNAVAILABLE, then ABORTED",
+	{"uncertain",
+		"each change fails with DEADLINE_EXCEEDED after its effect, then with UNAVAILABLE, then with ABORTED",
 		csifake.Config{Caps: attached}, each(
 			csifake.Rule{Times: 1, When: csifake.After, Code: "DEADLINE_EXCEEDED"},
 			csifake.Rule{Nth: 2, Times: 1, Code: "UNAVAILABLE"},

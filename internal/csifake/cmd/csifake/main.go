@@ -65,7 +65,7 @@ func (w *words) declare(flags *flag.FlagSet, cfg *csifake.Config) {
 	flags.StringVar(&w.state, "state", "", "file that keeps what exists; shared by the plugins of one storage system")
 	flags.StringVar(&w.role, "roles", "monolith", "node, controller or monolith")
 	flags.StringVar(&w.caps, "caps", "",
-		"capabilities with commas between; a number is sent as it is; ALL is all usual ones")
+		"capabilities with commas between; a number is sent as it is; ALL stands for all that are not alpha")
 	flags.StringVar(&w.mutable, "mutable", "",
 		"keys of mutable_parameters that it knows, with commas between; default is any key")
 	flags.StringVar(&cfg.Spec, "spec", "",
