@@ -39,7 +39,7 @@ type volume struct {
 	ID       string                 `json:"id"`
 	Name     string                 `json:"name,omitempty"`
 	Capacity int64                  `json:"capacity"`
-	Used     *int64                 `json:"used,omitempty"` // nil: a quarter of what the node knows
+	Used     *int64                 `json:"used,omitempty"` // in bytes; nil: a quarter of onNode.Size
 	Context  map[string]string      `json:"context,omitempty"`
 	Mutable  map[string]string      `json:"mutable,omitempty"` // parameters that can be modified
 	Made     string                 `json:"made,omitempty"`    // hash of the CreateVolume request

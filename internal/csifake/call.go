@@ -20,9 +20,9 @@ import (
 	"holdfast/internal/csifake/journal"
 )
 
-// lostCallerWait bounds how long a call waits to learn that the caller of another call for the same volume is gone.
-// Another goroutine notices a lost connection, much later on a busy machine. After that time, the two calls are in
-// flight together.
+// lostCallerWait bounds how long a call waits to learn that the caller of another call for the same volume is gone. A
+// lost connection is noticed by another goroutine, and late on a busy machine. After this wait, the two calls count as
+// in flight together.
 const lostCallerWait = 2 * time.Second
 
 // call is a running call.
@@ -171,20 +171,20 @@ func (p *Plugin) overlapping(c *call) []*call {
 	return all
 }
 
-// noteLostCaller writes once that the caller of a running call is gone. The caller holds p.mu.
+// noteLostCaller writes once that the caller of a running call is gone, if it is. p.mu has to be held.
 func (p *Plugin) noteLostCaller(c *call) {
 	if p.open[c] && (c.ctx.Err() != nil || c.callerDied()) {
 		p.noteAbandoned(c)
 	}
 }
 
-// callerDied reports whether the caller is another process that is dead. The end of its connection may be noticed only
+// callerDied reports whether the caller is another process that is dead. gRPC may notice the end of its connection only
 // later.
 func (c *call) callerDied() bool {
 	return c.line.Peer > 0 && c.line.Peer != os.Getpid() && errors.Is(unix.Kill(c.line.Peer, 0), unix.ESRCH)
 }
 
-// noteAbandoned writes once that the caller of a call is gone. The caller of noteAbandoned holds p.mu.
+// noteAbandoned writes once that the caller of a call is gone. p.mu has to be held.
 func (p *Plugin) noteAbandoned(c *call) {
 	if c.gone {
 		return

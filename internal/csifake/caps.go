@@ -62,13 +62,15 @@ func parseCaps(names ...string) (capSets, error) {
 	return sets, nil
 }
 
+// add adds a capability to a service, or to each service that has it if the service is empty. It returns false if there
+// is none.
 func (s capSets) add(service, name string) bool {
-	n, err := strconv.ParseInt(name, 10, 32)
+	number, notNumber := strconv.ParseInt(name, 10, 32)
 	found := false
 	for enum := range capEnums {
 		v, known := capNumber(enum, name)
-		if err == nil {
-			v, known = int32(n), enum != "expansion"
+		if notNumber == nil {
+			v, known = int32(number), enum != "expansion"
 		}
 		if !known || service != "" && service != enum {
 			continue

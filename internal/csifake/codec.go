@@ -11,11 +11,10 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// mark replaces a string that protobuf would refuse to encode. It has the length of the bytes that replace it on the
-// wire.
+// mark stands for a string of invalid UTF-8, which protobuf refuses to encode.
 const mark = "\x01\x02csifake: no UTF-8\x02\x01"
 
-// noUTF8 replaces a mark on the wire.
+// noUTF8 replaces a mark on the wire. It has the same length.
 var noUTF8 = []byte("\xff" + strings.Repeat("\xfe", len(mark)-1))
 
 // garbled is a reply in which marks are replaced by invalid UTF-8 on the wire.

@@ -87,7 +87,7 @@ func (c Config) filled() (Config, capSets, error) {
 	if c.Role == "" {
 		c.Role = Monolith
 	}
-	if err := c.wrong(); err != nil {
+	if err := c.check(); err != nil {
 		return c, caps, err
 	}
 	if c.Instance == "" {
@@ -108,8 +108,8 @@ func (c Config) filled() (Config, capSets, error) {
 	return c.placed(caps)
 }
 
-// wrong returns an error if the configuration has an unknown word.
-func (c Config) wrong() error {
+// check returns an error if the configuration has an unknown word, or bind mounts without a directory for them.
+func (c Config) check() error {
 	switch {
 	case !slices.Contains([]Role{Node, Controller, Monolith}, c.Role):
 		return fmt.Errorf("csifake: unknown role %q", c.Role)
@@ -125,6 +125,7 @@ func (c Config) wrong() error {
 	return nil
 }
 
+// placed sets the socket and the journal.
 func (c Config) placed(caps capSets) (Config, capSets, error) {
 	if c.Listener != nil {
 		c.Socket = ""

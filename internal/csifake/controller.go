@@ -83,7 +83,7 @@ func (s controller) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest
 			return err
 		}
 		if limit := r.GetCapacityRange().GetLimitBytes(); limit > 0 && limit < least {
-			return status.Errorf(codes.OutOfRange, "what it is filled from has %d bytes", least)
+			return status.Errorf(codes.OutOfRange, "the source has %d bytes", least)
 		}
 		size = max(size, least)
 		made := madeFrom(r)
@@ -385,7 +385,7 @@ func (s controller) ControllerExpandVolume(_ context.Context, r *csi.ControllerE
 			return status.Errorf(codes.FailedPrecondition, "volume %q is in use", v.ID)
 		}
 		if size-v.Capacity > s.p.cfg.Capacity-used(c) {
-			return status.Error(codes.OutOfRange, "the backend has not that much")
+			return status.Error(codes.OutOfRange, "the backend does not have that much")
 		}
 		v.Capacity = max(v.Capacity, size)
 		reply.CapacityBytes = v.Capacity

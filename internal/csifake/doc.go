@@ -34,8 +34,8 @@
 // # The rules
 //
 // journal.Rules lists them. The numbers are those of the project's table of CSI rules. Missing numbers are rules that
-// cannot be checked from the plugin's side. R5, that publishes are counted across restarts, is R4 from outside. R7,
-// that an ambiguous creation is resolved, is RU.
+// cannot be checked from the plugin's side. A breach of R5 (publishes are counted across restarts) shows as one of R4,
+// a breach of R7 (an ambiguous creation is resolved) as one of RU.
 //
 // # Scripts
 //
@@ -47,13 +47,13 @@
 //	            volume     its id; empty is every one
 //	            nth times  the first matching call to act on, and on how many
 //	            when       before the effect, in the middle of it (the first of two steps is done), after it
-//	takes time  delay      so long; the effect may be late, it does not end with the caller
-//	            until      until a file exists; a test in the process has a Gate
+//	takes time  delay      a duration; it does not end with the caller, so the effect may come late
+//	            until      until a file exists; a test in the same process uses a Gate instead
 //	            hang       context: until the caller gives up; forever: until the plugin ends
 //	ends it     drop       the connection is cut, with all its calls
 //	            crash      the plugin dies
-//	            code       any gRPC code, CODE_99 for an unknown one; message of the status
-//	answers     not_ready  of Probe and CreateSnapshot
+//	            code       any gRPC code, CODE_99 for an undefined one; message is the text of the status
+//	answers     not_ready  of Probe, CreateSnapshot and group snapshots
 //	            condition  health of the volumes or storage in the answer: VolumeCondition up to CSI 1.12, then statuses
 //	            bad_utf8   strings are invalid UTF-8
 //	            ignore_source of CreateVolume: the volume is empty, and the answer names no source
@@ -65,8 +65,8 @@
 // (--mount, --block) select what is mounted. Config.IDs (--ids) selects the length and the characters of IDs.
 //
 // A call for a volume that another call is changing is answered ABORTED, before any rule sees it. That includes calls
-// at other plugins that share the Backend in this process. Go's protobuf can neither write nor read invalid UTF-8. For
-// a caller in Go, bad_utf8 is therefore INTERNAL, and the journal marks the answer as Lost.
+// at other plugins that share the Backend in this process. Go's protobuf can neither write nor read invalid UTF-8. With
+// bad_utf8, a caller in Go therefore gets INTERNAL, and the journal marks the answer as Lost.
 //
 // # What survives
 //

@@ -89,7 +89,7 @@ func (s group) DeleteVolumeGroupSnapshot(_ context.Context, r *csi.DeleteVolumeG
 	})
 }
 
-// wholeGroup returns an error unless the group exists and ids are exactly its snapshots.
+// wholeGroup returns an error if the group exists and ids are not exactly its snapshots.
 func wholeGroup(c *contents, id string, ids []string) error {
 	have := c.Groups[id]
 	if have != nil && !slices.Equal(slices.Sorted(slices.Values(have)), slices.Sorted(slices.Values(ids))) {

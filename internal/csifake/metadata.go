@@ -66,7 +66,7 @@ func (s metadata) GetMetadataDelta(r *csi.GetMetadataDeltaRequest,
 			if err != nil {
 				return nil, err
 			}
-			if x.Blocks == nil {
+			if x.Blocks == nil { // nothing was written; for send, nil would mean that everything is allocated
 				x.Blocks = map[int64]int64{}
 			}
 			list := slices.DeleteFunc(slices.Sorted(maps.Keys(x.Blocks)),
@@ -80,7 +80,8 @@ func (s metadata) GetMetadataDelta(r *csi.GetMetadataDeltaRequest,
 	return err
 }
 
-// send streams those blocks of a snapshot that end after an offset. Rules for the middle act after the first message.
+// send streams those blocks of a snapshot that end after an offset. A rule for the middle acts before each message but
+// the first.
 func (s metadata) send(
 	ctx context.Context, x snapshot, blocks []int64, offset int64, most int32,
 	send func(*csi.GetMetadataAllocatedResponse) error,

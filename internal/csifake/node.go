@@ -41,8 +41,8 @@ func (s nodeService) onNode(id string, f func(*volume, *onNode) error) error {
 	})
 }
 
-// work returns the work at a path for a call. It needs no lock of the backend, because the volume is reserved, and it
-// may take long.
+// work returns the work at a path for a call. It may take long, so it is done without a lock of the backend. The volume
+// is reserved meanwhile.
 func (s nodeService) work(ctx context.Context, volume, path string) work {
 	return work{p: s.p, c: callOf(ctx), volume: volume, path: path}
 }

@@ -37,7 +37,7 @@ type Plugin struct {
 
 	killed atomic.Bool // the plugin was killed
 
-	mu      sync.Mutex // of what follows
+	mu      sync.Mutex // guards numbers and open
 	numbers uint64
 	open    map[*call]bool
 
@@ -72,7 +72,8 @@ func New(cfg Config) (*Plugin, error) {
 	return p, nil
 }
 
-// registerRun finds the records that an earlier process of a forgetful plugin has left, and records the plugin's node.
+// registerRun records the start of a forgetful plugin, which loses its records if its last process was killed. It also
+// records the node of a plugin that serves Node.
 func (p *Plugin) registerRun() error {
 	if p.cfg.Forgetful {
 		forgot, err := p.cfg.Backend.start(p.cfg.process())
