@@ -114,14 +114,14 @@ type capabilityUse struct {
 
 // capabilityUses has an entry for each name of a registry.Capability.
 var capabilityUses = map[string]capabilityUse{
-	"plugin.CONTROLLER_SERVICE": {"calls for the controller wait for one", "TestAttachWaitsForAnAbsentController",
+	"plugin.CONTROLLER_SERVICE": {"calls to the controller wait until one runs", "TestAttachWaitsForAnAbsentController",
 		false},
-	"plugin.VOLUME_ACCESSIBILITY_CONSTRAINTS": {"topologies are sent, and compared with that of the node",
+	"plugin.VOLUME_ACCESSIBILITY_CONSTRAINTS": {"topologies are sent, and compared with the node's",
 		"TestClaimNeedsAccessFromTheNode", false},
 	"plugin.GROUP_CONTROLLER_SERVICE":  {"group snapshots are taken", "TestGroupSnapshotIsRefusedBeforeAnyCall", false},
 	"plugin.SNAPSHOT_METADATA_SERVICE": {"blocks of snapshots are listed", "TestBlocksComeOnceAndInOrder", false},
 	"plugin.SNAPSHOT_ACCESSIBILITY_CONSTRAINTS": {"alpha; the plugin chooses where a snapshot is, and refuses a " +
-		"volume that cannot be restored where it was asked for", "", true},
+		"volume that cannot be restored where it is requested", "", true},
 	"expansion.ONLINE":  {"a volume is expanded while it is used", "TestExpandedWhileUsed", false},
 	"expansion.OFFLINE": {"a volume is expanded while it is unused", "TestExpandedWhileUnused", false},
 	"group.CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT": {"group snapshots are taken, read and deleted",
@@ -138,18 +138,18 @@ var capabilityUses = map[string]capabilityUse{
 	"controller.CLONE_VOLUME":     {"volumes are filled from volumes", "TestVolumeFromASourceIsNeverEmpty", false},
 	"controller.PUBLISH_READONLY": {"volumes are attached read-only for readers", "TestAttachReadOnly", false},
 	"controller.EXPAND_VOLUME":    {"volumes are expanded", "TestExpandRefused", false},
-	"controller.LIST_VOLUMES_PUBLISHED_NODES": {"doctor compares the nodes with the attachments",
+	"controller.LIST_VOLUMES_PUBLISHED_NODES": {"doctor compares the listed nodes with the recorded attachments",
 		"TestListsNamePublishedNodes", false},
 	"controller.GET_VOLUME": {"volume adopt asks for one volume instead of a list",
 		"TestAdoptedVolumeIsAsItsPluginDescribesIt", false},
 	"controller.SINGLE_NODE_MULTI_WRITER": {"the two newer access modes are sent", "TestHistories", false},
 	"controller.MODIFY_VOLUME": {"mutable parameters are sent at creation and changed later",
 		"TestModificationIsRefusedBeforeTheCall", false},
-	"controller.GET_SNAPSHOT": {"a snapshot that is not ready is asked for instead of created again",
+	"controller.GET_SNAPSHOT": {"for a snapshot that is not ready, GetSnapshot is sent instead of CreateSnapshot again",
 		"TestSnapshotIsCreatedOnceItIsReady", false},
 	"controller.LIST_VOLUME_HEALTH": {"unhealthy volumes are listed every five minutes",
 		"TestListOfUnhealthyVolumesIsReadToItsEnd", false},
-	"controller.GET_VOLUME_HEALTH": {"volumes are asked for one by one, without a list",
+	"controller.GET_VOLUME_HEALTH": {"the health of volumes is requested one by one if the plugin has no list",
 		"TestUnhealthyVolumeIsToldUnasked", false},
 	"node.STAGE_UNSTAGE_VOLUME":     {"volumes are staged", "TestHistories", false},
 	"node.GET_VOLUME_STATS":         {"volume status shows the usage", "TestStatsOfEveryAnswer", false},
@@ -157,8 +157,10 @@ var capabilityUses = map[string]capabilityUse{
 	"node.SINGLE_NODE_MULTI_WRITER": {"the two newer access modes are sent", "TestHistories", false},
 	"node.VOLUME_MOUNT_GROUP": {"the plugin sets the group; without it, Holdfast does",
 		"TestGroupIsSetByAPluginThatCan", false},
-	"node.GET_VOLUME_HEALTH":  {"volumes in use are asked for every minute", "TestUnhealthyVolumeIsToldUnasked", false},
-	"node.GET_STORAGE_HEALTH": {"the storage is asked for every minute", "TestUnhealthyVolumeIsToldUnasked", false},
+	"node.GET_VOLUME_HEALTH": {"the health of volumes in use is requested every minute",
+		"TestUnhealthyVolumeIsToldUnasked", false},
+	"node.GET_STORAGE_HEALTH": {"the health of the storage is requested every minute",
+		"TestUnhealthyVolumeIsToldUnasked", false},
 }
 
 const (
@@ -176,7 +178,7 @@ var unusedFields = map[string]string{
 	"ListSnapshotsRequest.secrets":                                        noSecrets,
 	"NodeGetStorageHealthRequest.secrets":                                 noSecrets,
 	"NodeGetStorageHealthResponse.StorageBackendHealth.volume_capability": "reason and message say what is wrong",
-	"GetCapacityRequest.volume_capabilities":                              "space is asked for whatever the use",
+	"GetCapacityRequest.volume_capabilities":                              "capacity is requested for any use",
 	"CreateSnapshotRequest.accessibility_requirements": "alpha; see " +
 		"SNAPSHOT_ACCESSIBILITY_CONSTRAINTS",
 	"Snapshot.accessible_topology": "alpha; see " +

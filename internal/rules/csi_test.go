@@ -15,9 +15,9 @@ var update = flag.Bool("update", false, "rewrite golden files")
 
 // rpcUse says how Holdfast uses an RPC of CSI.
 type rpcUse struct {
-	sdk     string // methods of host.Host; empty: Holdfast makes the call without a request, or not at all
+	sdk     string // method of host.Host; empty: Holdfast makes the call by itself, or not at all
 	command string // of holdfast
-	tests   string
+	test    string
 	not     string // reason why Holdfast does not make the call
 }
 
@@ -99,10 +99,10 @@ passes through the [CSI endpoint](csi-endpoint.md), also those that Holdfast doe
 				continue
 			}
 			used++
-			if u.sdk != "" && !names["host.(*Host)."+u.sdk] || !tests[u.tests] {
-				t.Errorf("%s: no method %q of host.Host, or no test %q", name, u.sdk, u.tests)
+			if u.sdk != "" && !names["host.(*Host)."+u.sdk] || !tests[u.test] {
+				t.Errorf("%s: no method %q of host.Host, or no test %q", name, u.sdk, u.test)
 			}
-			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", name, code(u.sdk), code(u.command), code(u.tests))
+			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", name, code(u.sdk), code(u.command), code(u.test))
 		}
 	}
 	if seen != len(rpcUses) {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -34,13 +35,7 @@ func TestMessagesOfTroubleshootingExist(t *testing.T) {
 	literals := literalsOf(t)
 	for _, m := range messages {
 		parts := fragments(m[1])
-		found := false
-		for _, l := range literals {
-			if found = found || hasInOrder(l, parts); found {
-				break
-			}
-		}
-		if !found {
+		if !slices.ContainsFunc(literals, func(l string) bool { return hasInOrder(l, parts) }) {
 			t.Errorf("no message of the program has the parts %q", parts)
 		}
 	}
