@@ -298,7 +298,7 @@ func (e *Engine) Programs(programs ...string) map[string]string {
 	return files
 }
 
-// Import makes an image with a static busybox and further files: path in the image to path here.
+// Import makes an image with a static busybox and further files. files maps their paths in the image to paths here.
 func (e *Engine) Import(image string, files map[string]string) {
 	e.t.Helper()
 	installed.Tool(e.t, "busybox", "busybox-static")

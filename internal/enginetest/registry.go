@@ -30,8 +30,8 @@ type Registry struct {
 	Pulls          atomic.Int64 // requests for the layer of the image
 
 	manifest []byte
-	blobs    map[string][]byte // by digest; layer is one
-	layer    string
+	blobs    map[string][]byte // by digest
+	layer    string            // digest of the image's layer
 	release  context.Context
 	Release  func() // lets pulls end
 }
@@ -53,7 +53,7 @@ func NewRegistry(t testing.TB) *Registry {
 	r := &Registry{User: "puller", Password: rand.Text(), blobs: map[string][]byte{}}
 	r.release, r.Release = context.WithCancel(context.Background())
 	var layer bytes.Buffer
-	zip, _ := gzip.NewWriterLevel(&layer, gzip.NoCompression) // so that it takes long enough
+	zip, _ := gzip.NewWriterLevel(&layer, gzip.NoCompression) // so that the slow half takes long enough
 	_, _ = zip.Write(archive)
 	_ = zip.Close()
 	config := r.add(toJSON(map[string]any{

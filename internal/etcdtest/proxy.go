@@ -15,8 +15,8 @@ type Proxy struct {
 
 	to   string // address of etcd
 	all  sync.WaitGroup
-	mu   sync.Mutex // guards the fields below
-	open chan struct{}
+	mu   sync.Mutex    // guards the fields below
+	open chan struct{} // closed while connections pass data
 	conn []io.Closer
 }
 
@@ -68,7 +68,8 @@ func (p *Proxy) Heal() {
 	}
 }
 
-func (p *Proxy) isOpen() <-chan struct{} {
+// opened returns a channel that is closed once connections pass data.
+func (p *Proxy) opened() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.open
@@ -105,7 +106,7 @@ func (p *Proxy) pass(from, to net.Conn) {
 	part := make([]byte, 64<<10)
 	for {
 		n, err := from.Read(part)
-		<-p.isOpen()
+		<-p.opened()
 		if _, failed := to.Write(part[:n]); err != nil || failed != nil {
 			_ = errors.Join(from.Close(), to.Close())
 			return
