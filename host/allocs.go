@@ -54,9 +54,9 @@ func (h *Host) ReleaseAlloc(ctx context.Context, id AllocID) error {
 	return h.releaseAlloc(ctx, id, false)
 }
 
-// ReplaceAlloc is ReleaseAlloc for an alloc that another one with the same volumes follows, as at a restart. It keeps
-// volumes with on_stop = "delete" for that one, unless ReleaseAlloc is called for the alloc too before its release
-// ends.
+// ReplaceAlloc is ReleaseAlloc for an alloc that is followed by another one with the same volumes, as at a restart. It
+// keeps volumes with on_stop = "delete" for the new alloc, unless ReleaseAlloc is called for the old one too before the
+// release of the old one ends.
 func (h *Host) ReplaceAlloc(ctx context.Context, id AllocID) error {
 	return h.releaseAlloc(ctx, id, true)
 }

@@ -40,13 +40,13 @@ type Config struct {
 	Secret func(ctx context.Context, name string) (string, error)
 	// File returns a file that a job reads with file(). If it is nil, file() is refused.
 	File func(ctx context.Context, path string) ([]byte, error)
-	// Fence returns once a lost node cannot write any more. DetachVolume calls it before it detaches a volume from
-	// another node. The shim calls it before each call of a detach that it resumes, as the node may have come back
-	// meanwhile. Fence has up to five minutes. If Fence is nil, fencing is refused.
+	// Fence returns once a lost node cannot write any more. DetachVolume calls Fence before it detaches a volume from
+	// another node. If the shim resumes a detach, it calls Fence again before each CSI call, as the node may have come
+	// back meanwhile. Fence has up to five minutes. If Fence is nil, fencing is refused.
 	Fence func(ctx context.Context, node string) error
 
 	MaxHold      time.Duration // how long a call waits in all while no shim is active; default 30 s
-	Bake         time.Duration // how long a replaced shim stands by, and then until the new one answers; default 10 s
+	Bake         time.Duration // how long a replaced shim stands by, or more until the new one answers; default 10 s
 	SwapBudget   time.Duration // how long a swap may hold calls before it is given up; default 500 ms
 	StartTimeout time.Duration // for the shim's handshake, and again for its answer to Hello; default 10 s
 
@@ -71,7 +71,7 @@ type Binary struct {
 	SHA256 string // hex; empty: read from the file Path+".sha256", else computed and trusted on first use
 }
 
-// Workload is the plugin tasks and the allocs with volumes that run.
+// Workload lists what runs: plugin tasks, and allocs with volumes.
 type Workload struct {
 	Allocs []AllocGroup   // that hold volumes, or wait for them
 	Tasks  []WorkloadTask // that run a plugin

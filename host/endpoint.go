@@ -82,7 +82,7 @@ func (h *Host) passCSI(plugin PluginID, client grpc.ServerStream) error {
 			replied = true
 			return client.SendMsg(reply)
 		})
-		if answered || replied || status.Code(err) == codes.Unimplemented {
+		if answered || replied || status.Code(err) == codes.Unimplemented { // the last: this shim has no such method
 			final = err
 			return nil
 		}

@@ -126,7 +126,7 @@ func (g *gate) enter(ctx context.Context, a access, w *shimWait, avoid *shim) (*
 		switch {
 		case d.closed != nil:
 			return nil, d.closed
-		case limit != nil && ctx.Err() != nil:
+		case limit != nil && ctx.Err() != nil: // a call that need not wait finds the end of ctx by itself
 			return nil, noShimError(w.why, context.Cause(ctx))
 		case d.shim != nil:
 			if !timeIsUp(ctx) {
@@ -195,9 +195,9 @@ func call[Client, Request, Reply any](
 	return reply, err
 }
 
-// do makes a call at the active shim. If the shim dies during the call, the call is repeated at the next shim, and if
-// only the connection broke, at the same one: reads may be repeated, and writes carry an operation ID. A call waits for
-// shims for at most MaxHold in all, so a call that kills every shim ends.
+// do makes a call at the active shim. If the shim dies during the call, do repeats the call at the next shim; if only
+// the connection broke, at the same one. That is safe: reads change nothing, and writes carry an operation ID. A call
+// waits for shims for at most MaxHold in all, so a call that kills every shim ends.
 func (h *Host) do(ctx context.Context, a access, f func(ctx context.Context, sh *shim) error) error {
 	wait := shimWait{left: h.config.MaxHold}
 	var avoid *shim

@@ -28,7 +28,7 @@ type Host struct {
 	lock       *flock.Flock // of the state directory
 	binaries   *launch.Store
 	running    atomic.Pointer[digest] // the binary that runs, or is started next
-	choice     *choice                // the same on disk; only the supervisor changes it, once it runs
+	choice     *choice                // running, on disk; once the supervisor runs, only it changes choice
 	shimState  shimState
 	closing    context.Context    // ends as Close begins
 	swaps      chan *preparedSwap // to the supervisor
@@ -41,7 +41,7 @@ type Host struct {
 	launches   atomic.Uint64           // how many shims were started
 	cancel     context.CancelCauseFunc // ends closing
 	supervisor sync.WaitGroup
-	background sync.WaitGroup // callbacks and pings; no shim waits for those of another
+	background sync.WaitGroup // callbacks and pings, of all shims
 	endErr     error          // error of ending the shims; valid once supervisor is done
 	closeOnce  sync.Once
 	closeErr   error
@@ -76,8 +76,8 @@ func Open(ctx context.Context, c Config) (*Host, error) {
 	return h, nil
 }
 
-// openState locks the state directory, ends shims of an earlier host, and removes its temporary files. It reads which
-// shims ran, and sets the configured binary, which it verifies, as the one to run.
+// openState locks the state directory, ends shims of an earlier host, and removes that host's temporary files. It reads
+// which shims ran, verifies the configured binary, and sets it as the one to run.
 func (h *Host) openState(ctx context.Context) (err error) {
 	if h.lock, err = lockFile(h.config.layout().HostLock()); err != nil {
 		return err
@@ -100,7 +100,7 @@ func (h *Host) openState(ctx context.Context) (err error) {
 	return nil
 }
 
-// closeState unlocks the state directory, once all writes to it have ended. The disk may hang meanwhile.
+// closeState unlocks the state directory, once all writes to it have ended. If the disk hangs, closeState waits for it.
 func (h *Host) closeState() error {
 	if h.history != nil {
 		h.history.writer.wait()
@@ -109,7 +109,7 @@ func (h *Host) closeState() error {
 	if h.lock == nil {
 		return nil
 	}
-	return h.lock.Unlock() // explicitly: a process that is being forked has a copy of the descriptor, which keeps it
+	return h.lock.Unlock() // explicitly: a process that is being forked keeps the lock by its copy of the descriptor
 }
 
 // storeBinary stores the binary at a path (Store.Add). A binary without a path must be stored already.

@@ -12,8 +12,8 @@ import (
 
 // Blocking makes a list call wait for changes. If MinIndex is set, the call returns once a record of a kind that the
 // list shows has changed after that index, or after Wait. To follow a list, pass the index of the last answer. The list
-// may be the same as before, for example if the query leaves out the changed record. After a swap of the shim, changes
-// of other records count too. Indexes are those of one node. The zero value waits for nothing.
+// may be the same as before, for example if the query leaves out the changed record. After a swap of the shim, a change
+// of any record may end the wait. An index is valid on its node only. The zero value waits for nothing.
 type Blocking struct {
 	MinIndex Seq
 	Wait     time.Duration // at most 10 minutes; 0: 10 minutes

@@ -11,9 +11,9 @@ import (
 	"holdfast/proto/wire"
 )
 
-// CallMetrics returns the counts of all CSI calls of this host's shims that have ended. No swap makes a count smaller.
-// A shim that dies takes along the counts since the last CallMetrics. If no shim is active, CallMetrics does not wait
-// for one. With an error, the counts are those of the last successful call.
+// CallMetrics returns the counts of all ended CSI calls of this host's shims. No swap makes a count smaller. If a shim
+// dies, its counts since the last CallMetrics are lost. If no shim is active, CallMetrics does not wait for one. With
+// an error, the counts are those of the last successful call.
 func (h *Host) CallMetrics(ctx context.Context) ([]CallMetric, error) {
 	var err error
 	if h.shimState.get().Serving {

@@ -78,8 +78,8 @@ func (h *Host) ForgetNode(ctx context.Context, node NodeName, o ForgetOptions) e
 	return err
 }
 
-// FeasibleNodes is Feasible for each node of the cluster, from what the nodes have described. A node without reasons
-// can take the alloc. Without a cluster, the list is this node alone.
+// FeasibleNodes is Feasible for each node of the cluster, from what the nodes have published about themselves. A node
+// without reasons can take the alloc. Without a cluster, the list is this node alone.
 func (h *Host) FeasibleNodes(ctx context.Context, g AllocGroup) ([]NodeFeasible, Seq, error) {
 	reply, err := call(ctx, h, reads, pb.NewNodesClient, pb.NodesClient.Feasible,
 		&pb.FeasibleNodesRequest{Call: &pb.Call{}, Alloc: wire.AllocGroupProto(g)})

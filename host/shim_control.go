@@ -131,7 +131,7 @@ func (s *shim) checkReadable(schema uint32) error {
 			"than %d, and could not take over again: swap to a release between the two first", schema, s.schema)
 }
 
-// errTooLate is wrapped by the cause with which a context of withLimit ends at its limit.
+// errTooLate is wrapped by the cause of a context that ended at its withLimit.
 var errTooLate = errors.New("there was no answer")
 
 // withLimit bounds the wait for a shim's answer.
@@ -140,8 +140,8 @@ func withLimit(ctx context.Context, limit time.Duration) (context.Context, conte
 	return context.WithTimeoutCause(ctx, limit, cause)
 }
 
-// callError returns the error of a call at this shim. If the shim died during the call, it says so, with its last
-// lines. If the call ended with its context, it returns the context's cause.
+// callError returns the error of a call at this shim. If the shim died during the call, the error says so, with the
+// shim's last lines. If the call ended with its context, the error is the context's cause.
 func (s *shim) callError(ctx context.Context, err error) error {
 	if endedByDeadline(ctx, err) {
 		<-ctx.Done()

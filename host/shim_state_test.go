@@ -45,7 +45,7 @@ func TestSwapEndsACrashLoop(t *testing.T) {
 	}
 	report, err := w.host.Swap(w.ctx(), host.Binary{Path: shimBinary})
 	must(t, err)
-	if len(report.Warnings) != 1 || !strings.Contains(report.Warnings[0], "without having tried that") {
+	if len(report.Warnings) != 1 || !strings.Contains(report.Warnings[0], "without a rehearsal") {
 		t.Errorf("warnings: %q", report.Warnings)
 	}
 	if s := w.host.ShimState(); !s.Serving || s.SHA256 != report.To || s.PID != w.pid() || !s.Next.IsZero() {

@@ -60,10 +60,10 @@ func (h *Host) startFirst(ctx, run context.Context) (*shim, error) {
 	return h.startRepeatedly(ctx, run)
 }
 
-// startRepeatedly starts the shim until one is active, with a pause between the tries. A shim that something else
-// killed is started again until ctx ends. After any other registry.ErrUnavailable it is started startTries times in
-// all. Errors of other kinds would repeat, and are returned at once. With an error, startRepeatedly returns a shim only
-// if that shim may be active and could not be killed.
+// startRepeatedly starts the shim until one is active, with a pause between the tries. A shim that was killed from
+// outside (launch.Exit.Outside) is started again until ctx ends. After any other registry.ErrUnavailable it is started
+// startTries times in all. Errors of other kinds would repeat, and are returned at once. With an error, startRepeatedly
+// returns a shim only if that shim may be active and could not be killed.
 func (h *Host) startRepeatedly(ctx, run context.Context) (*shim, error) {
 	pauses, failed := newStartPauses(), 0
 	for {

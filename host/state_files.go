@@ -78,8 +78,8 @@ const (
 	rehearsalFile = "rehearsal.db" // the copy of the state that a candidate rehearses on
 )
 
-// choice records which binary runs. It is written whenever that changes. A binary that was swapped to stays the choice
-// after a restart of the host, until the configuration names another binary than before.
+// choice records which binary runs. It is written whenever another binary runs. A binary that was swapped to stays the
+// choice after a restart of the host, until the configuration names another binary than before.
 type choice struct {
 	path   string
 	writer writer
@@ -88,7 +88,7 @@ type choice struct {
 	Configured string   `json:"configured"`         // SHA-256 of that binary
 	Running    string   `json:"running"`            // SHA-256 of the binary that runs
 	Previous   string   `json:"previous,omitempty"` // SHA-256 of the one before, while Running bakes
-	Ran        []string `json:"ran,omitempty"`      // binaries that were active, newest first, unless rolled back
+	Ran        []string `json:"ran,omitempty"`      // binaries that were active and not rolled back, newest first
 }
 
 // maxRan bounds choice.Ran.
@@ -107,8 +107,8 @@ func openChoice(dir string) *choice {
 // wanted returns the binaries that may be needed again. A binary that never was active is not among them.
 func (c *choice) wanted() []string { return append([]string{c.Running, c.Previous}, c.Ran...) }
 
-// noteActive makes a binary that is active the first of c.Ran. If it is the previous one, the running one was rolled
-// back, and leaves c.Ran.
+// noteActive makes an active binary the first of c.Ran. If that is the previous binary, the running one was rolled back
+// and leaves c.Ran.
 func (c *choice) noteActive(sum string) {
 	rolledBack := ""
 	if sum == c.Previous {
@@ -196,7 +196,8 @@ func (h *history) settleBakes(running string) {
 		if s.Outcome != SwapBaking {
 			continue
 		}
-		if s.Outcome = SwapCommitted; s.To != running {
+		s.Outcome = SwapCommitted
+		if s.To != running {
 			s.Outcome, s.Failed = SwapRolledBack, SwapBake
 			s.Reason = "the host ended during the bake, and the next one runs another binary"
 		}

@@ -22,8 +22,8 @@ type ShimStatus struct {
 	Allocs      int
 	SHA256      string // of its binary
 	Protocol    int    // version agreed with this host
-	// ClusterProblem says why changes of records that nodes share wait: since when etcd has not answered, or why the
-	// node has not joined its cluster. Empty: they do not wait.
+	// ClusterProblem says why changes of records that nodes share have to wait: since when etcd has not answered, or
+	// why the node has not joined its cluster. Empty: such changes need not wait.
 	ClusterProblem string
 }
 

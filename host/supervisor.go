@@ -52,7 +52,7 @@ type bake struct {
 	digest   digest
 	began    time.Time
 	over     *time.Timer
-	answered chan struct{} // closed once the new shim has answered after over has fired; nil: it has not fired
+	answered chan struct{} // closed once the new shim has answered after over has fired; nil: over has not fired
 	stopped  chan error    // the result of ending standby after the bake
 }
 
@@ -126,7 +126,7 @@ func (s *supervisor) run(ctx context.Context) error {
 			s.handleStartEnd(ctx)
 		case <-c.unkillableExited:
 			s.reap(ctx)
-		case s.waiting = <-c.nextSwap: // runs once the swap before it is committed and no start is under way
+		case s.waiting = <-c.nextSwap: // it runs once the swap before it is committed and no start is under way
 			s.commit(ctx)
 			s.limitStart()
 		case <-ctx.Done():
@@ -374,7 +374,7 @@ func (s *supervisor) runSwap(ctx context.Context, p *preparedSwap) error {
 	switch {
 	case active == next:
 		s.beginBake(p, old)
-	case old == nil: // no shim is active, as before; its next start is planned already
+	case old == nil: // no shim is active, as before; the next start is planned already
 		s.noteUnkillable(next)
 	case active == old: // it continues
 	default:
@@ -403,7 +403,7 @@ func (s *supervisor) reapAll(ctx context.Context) error {
 // reapLimit is how long a swap waits for unkillable shims to exit.
 const reapLimit = 100 * time.Millisecond
 
-// beginBake begins the bake.
+// beginBake records the new shim as active, and keeps the old one on standby.
 func (s *supervisor) beginBake(p *preparedSwap, old peer) {
 	now := time.Now()
 	s.baking = &bake{

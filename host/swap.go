@@ -9,9 +9,9 @@ import (
 	"holdfast/registry"
 )
 
-// This file has the names of all steps of a swap, and the steps that hold calls, quiesce to resume, as one state
-// machine over two peers. verify and prepare come before these and hold no call (swap_entry.go). bake and commit follow
-// while the new shim already serves (supervisor.go). shim_control.go implements the peers, and gate.go holds the calls.
+// This file names all steps of a swap. It implements those that hold calls, quiesce to resume, as one state machine
+// over two peers. The earlier steps, verify and prepare, hold no call (swap_entry.go). During bake and commit the new
+// shim already serves (supervisor.go). shim_control.go implements the peers, and gate.go holds the calls.
 
 // SwapStep is one of the eight steps of a swap.
 type SwapStep string
@@ -19,8 +19,8 @@ type SwapStep string
 // The steps, in their order. A failure up to quiesce leaves the old shim as it was. From fence on, a swap cannot be
 // given up: it ends with the new shim, the old shim, or a new process of the old binary.
 const (
-	SwapVerify   SwapStep = "verify"   // compare the binary's digest, and copy it to where it is executed from
-	SwapPrepare  SwapStep = "prepare"  // start it as a candidate, and have it take over a copy of the state
+	SwapVerify   SwapStep = "verify"   // compare the digest of the new binary, and copy the binary into the store
+	SwapPrepare  SwapStep = "prepare"  // start the new shim as a candidate, and have it take over a copy of the state
 	SwapQuiesce  SwapStep = "quiesce"  // hold calls that change something; let short ones end
 	SwapFence    SwapStep = "fence"    // the old shim releases the state and the plugins, or is killed
 	SwapActivate SwapStep = "activate" // the new shim opens the state under a new generation
@@ -235,7 +235,7 @@ func (s *swap) fence(ctx context.Context) error {
 }
 
 // activate has the candidate open the state within the rest of the budget. If the old shim has not released the state,
-// the candidate reads all of it, and no budget applies.
+// the candidate reads all of it, and noHandoffLimit applies instead.
 func (s *swap) activate(ctx context.Context) (err error) {
 	limit := min(s.limits.activate, s.limits.budget-time.Since(s.heldSince))
 	if s.handoff == (handoff{}) {

@@ -12,8 +12,8 @@ import (
 
 // Swap replaces the running shim by another binary, while tasks run, calls are under way and watchers listen. It
 // returns when the new shim serves. The old one stands by for Config.Bake after that, and takes over again if the new
-// one dies. An error names the step that failed and why. The old shim, or a new process of its binary, then serves
-// on, unless the error says that no shim is active. One swap runs at a time; another is ErrConflict.
+// one dies. An error says which step failed, and why. The old shim, or a new process of its binary, then serves
+// on, unless the error says that no shim is active. One swap runs at a time; another Swap returns ErrConflict.
 func (h *Host) Swap(ctx context.Context, b Binary) (SwapReport, error) { return h.SwapAs(ctx, b, "") }
 
 // SwapAs is Swap for an operator, whose name is in the report and in the history.
@@ -114,10 +114,10 @@ const (
 	copyShare = 2               // 1/copyShare of Config.PrepareTimeout is for the copy
 )
 
-// errNoCopy means that the active shim writes no copy of the state, so a candidate cannot rehearse. The swap
-// continues without: it may be meant to replace such a shim.
+// errNoCopy means that the active shim writes no copy of the state, so a candidate cannot rehearse. The swap continues
+// without a rehearsal: its purpose may be to replace such a shim.
 var errNoCopy = errors.New(
-	"the running shim gives no copy of the state, so the new one takes it over without having tried that",
+	"the running shim gives no copy of the state, so the new one takes over without a rehearsal",
 )
 
 // rehearse has a candidate take over a copy of the active shim's state. The active shim must be able to read the

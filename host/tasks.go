@@ -10,7 +10,7 @@ import (
 	"holdfast/proto/wire"
 )
 
-// TaskStarting returns the plan to apply to a task that runs a plugin, before this attempt of it starts. After an
+// TaskStarting returns the plan to apply to a task that runs a plugin, before this attempt of the task starts. After an
 // error, nothing has to be applied.
 func (h *Host) TaskStarting(ctx context.Context, t AllocTask) (Plan, error) {
 	req := &pb.TaskStartingRequest{Call: mutating(), Task: wire.AllocTaskProto(t)}
@@ -34,7 +34,7 @@ func mayBeDone(err error) bool {
 	return slices.ContainsFunc(kinds, func(kind error) bool { return errors.Is(err, kind) })
 }
 
-// TaskStarted reports that the attempt runs, since now.
+// TaskStarted reports that the attempt has just started.
 func (h *Host) TaskStarted(ctx context.Context, k TaskKey, attempt uint64) error {
 	boot, err := proc.BootID()
 	if err != nil {

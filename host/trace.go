@@ -12,7 +12,7 @@ import (
 )
 
 // startSpan begins the span of a call that changes something. The calls to shims are its children: more than one if a
-// shim is swapped meanwhile. It is named after the request, as in "host CreateVolume".
+// shim is swapped meanwhile. The span is named after the request, as in "host CreateVolume".
 func (h *Host) startSpan(ctx context.Context, a access, req any) (_ context.Context, end func(error)) {
 	if h.config.TracerProvider == nil || a == reads {
 		return ctx, func(error) {}

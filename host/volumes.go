@@ -55,7 +55,7 @@ func (h *Host) VolumeStats(ctx context.Context, n VolumeName) ([]VolumeUsage, Se
 	return convert(reply.GetUsage(), wire.VolumeUsage), Seq(reply.GetAnswer().GetIndex()), err
 }
 
-// UpdateVolume makes a volume as its changed volume file says. Secrets, mutable parameters and further capabilities
+// UpdateVolume changes a volume as its changed volume file says. Secrets, mutable parameters and added capabilities
 // change at once; mount options, the context of a registered volume and removed capabilities only while the volume is
 // unused. If one change cannot be made, none is made: ErrConflict has the reasons. With dryRun, UpdateVolume only
 // returns the changes, each with its Problem, and calls no plugin.
@@ -76,16 +76,16 @@ func (h *Host) AdoptVolume(ctx context.Context, s VolumeSpec) (VolumeStatus, err
 }
 
 // VolumesAtPlugin lists the volumes that a plugin has (ListVolumes of CSI), also those without a record: these have no
-// Name. ErrUnsupported: the plugin lacks LIST_VOLUMES, or is not asked because it died during that call.
+// Name. ErrUnsupported: the plugin lacks LIST_VOLUMES, or is not asked again because it died during such a call.
 func (h *Host) VolumesAtPlugin(ctx context.Context, plugin PluginID) ([]PluginVolume, error) {
 	reply, err := call(ctx, h, reads, pb.NewVolumeChangesClient, pb.VolumeChangesClient.ListAtPlugin,
 		&pb.ListVolumesAtPluginRequest{Call: &pb.Call{}, Plugin: string(plugin)})
 	return convert(reply.GetVolumes(), wire.PluginVolume), err
 }
 
-// ModifyVolume gives mutable parameters of a volume other values. Parameters that are not in parameters stay as they
-// are. If the outcome of an earlier modification is not known (Volume.Modification), its parameters are sent too.
-// ErrUnsupported: the plugin has no mutable parameters. ErrInvalid: it refuses these.
+// ModifyVolume gives mutable parameters of a volume other values. All others stay as they are. If the outcome of an
+// earlier modification is not known (Volume.Modification), its parameters are sent too. ErrUnsupported: the plugin has
+// no mutable parameters. ErrInvalid: the plugin refuses these values.
 func (h *Host) ModifyVolume(ctx context.Context, n VolumeName, parameters map[string]string) (VolumeStatus, error) {
 	reply, err := call(ctx, h, writes, pb.NewVolumeChangesClient, pb.VolumeChangesClient.Modify,
 		&pb.ModifyVolumeRequest{

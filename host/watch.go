@@ -27,7 +27,7 @@ type WatchOptions struct {
 // current state instead. Watch returns fn's error, the context's cause, or the error of invalid options.
 //
 // With Past, Watch returns nil after every event of a change that was acknowledged before the call, and maybe some
-// later ones. Like a call, it then waits for shims for at most MaxHold in all, and returns ErrUnavailable after that.
+// later ones. Such a Watch waits for shims for at most MaxHold in all, as a call does, and then returns ErrUnavailable.
 func (h *Host) Watch(ctx context.Context, o WatchOptions, fn func(Event) error) error {
 	req := &pb.WatchRequest{
 		Call: &pb.Call{}, After: uint64(o.After), Snapshot: o.Snapshot, Role: string(o.Role), Plugin: string(o.Plugin),

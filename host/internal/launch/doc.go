@@ -9,10 +9,10 @@
 //   - a private socket directory and mutual TLS; the host checks that the peer of the socket is the child,
 //   - a pipe whose end tells it that its host is gone (package bootstrap).
 //
-// A Process is one life of a shim. waitid(2) reports its death. Another process that holds its pipes delays that by at
-// most 100 ms, and a logger that blocks by at most 200 ms. Kill sends SIGKILL and needs no cooperation. The rest of the
-// shim's process group ends with it. Its files are removed at its death. Files that a killed host left are removed by
-// the next Start in the same run directory.
+// A Process is one life of a shim. waitid(2) reports its death. If another process holds the shim's pipes, the report
+// comes up to 100 ms later; if a logger blocks, up to 200 ms. Kill sends SIGKILL and needs no cooperation. The rest of
+// the shim's process group ends with it. Its files are removed at its death. The next Start in the same run directory
+// removes files that a killed host left.
 //
 // What the shim prints is treated as hostile: bounded in length and rate, escaped, and never parsed by go-plugin.
 //

@@ -29,8 +29,8 @@ func newExit(pid int, state *os.ProcessState, err error) *Exit {
 	return e
 }
 
-// Outside reports whether a person or the kernel ended the process. It then died of a signal that is sent to end
-// processes, and this host did not send that. Such a death says nothing about the binary.
+// Outside reports whether a person or the kernel ended the process: it died of a signal that is sent to end processes,
+// and not by this host. Such a death says nothing about the binary.
 func (e *Exit) Outside() bool {
 	switch e.Signal {
 	case syscall.SIGKILL, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT:

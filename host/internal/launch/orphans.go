@@ -20,9 +20,9 @@ const (
 	orphanPoll  = 5 * time.Millisecond
 )
 
-// EndOrphans returns once no shim of an earlier host has the state: an active shim has its database locked. A new host
-// calls EndOrphans before it starts a shim. Shims normally end with their host. EndOrphans kills a stopped shim at
-// once, and any other after a grace period.
+// EndOrphans returns once no shim of an earlier host has the state. It finds such a shim by the shim's lock on the
+// database. A new host calls EndOrphans before it starts a shim. Shims normally end with their host. EndOrphans kills a
+// stopped shim at once, and any other after a grace period.
 //
 // ErrUnavailable: a shim still has the state 12 s after the call. ErrDenied: this user may not kill it.
 func EndOrphans(ctx context.Context, database string, log hclog.Logger) error {

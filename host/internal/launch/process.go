@@ -83,7 +83,7 @@ func (p *Process) start(ctx context.Context, opts Options) error {
 		SkipHostEnv:      true,
 		RunnerFunc:       p.runner.prepare,
 		UnixSocketConfig: &plugin.UnixSocketConfig{TempDir: p.dir.path},
-		StartTimeout:     2 * opts.StartTimeout, // our own timeout ends a start before
+		StartTimeout:     2 * opts.StartTimeout, // our own timeout ends a start first
 		Logger:           hclog.NewNullLogger(), // our errors include what matters of its messages
 		GRPCDialOptions:  p.runner.dialOptions(opts),
 	})

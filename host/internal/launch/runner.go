@@ -46,7 +46,7 @@ func newRunner(ctx context.Context, binary *os.File, dir string, opts Options) *
 }
 
 // prepare is go-plugin's RunnerFunc. cmd carries the variables of its protocol. prepare removes the directory that
-// go-plugin has created, as go-plugin would remove it at the end, with whatever the shim has mounted in it.
+// go-plugin has created. Otherwise go-plugin would remove it at the end, with whatever the shim has mounted in it.
 func (r *runner) prepare(_ hclog.Logger, cmd *exec.Cmd, dir string) (goplugin.Runner, error) {
 	if err := os.Remove(dir); err != nil {
 		return nil, err

@@ -27,8 +27,8 @@ type socketDir struct {
 	lock *os.File // the directory itself, flocked
 }
 
-// newSocketDir creates <runDir>/shim-<generation>-<random>. The directory gets that name once it is locked, so one of
-// that name without a lock is left by a dead host.
+// newSocketDir creates <runDir>/shim-<generation>-<random>. The directory gets that name once it is locked, so a
+// directory of that name without a lock was left by a dead host.
 func newSocketDir(runDir string, generation uint64) (*socketDir, error) {
 	if err := os.MkdirAll(runDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the run directory: %w", err)

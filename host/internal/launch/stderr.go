@@ -21,7 +21,7 @@ const (
 	tailLines     = 64       // lines kept for the error of a failed start
 	tailLineBytes = 1 << 10  // bytes kept of each
 	logPerSecond  = 4 << 20  // bytes that reach the logger in a second
-	lineCost      = 2 << 10  // bytes of that for each line, beside its length
+	lineCost      = 2 << 10  // bytes of logPerSecond that a line takes beside its length
 )
 
 // logWriter gets a shim's stderr and passes it to a logger. A line can have no effect but a log entry.
@@ -54,7 +54,7 @@ func (w *logWriter) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// end logs what the stream of lines ends with.
+// end logs a last line without a newline, and reports dropped lines.
 func (w *logWriter) end() {
 	w.endLine()
 	w.reportDropped()
@@ -88,7 +88,7 @@ func (w *logWriter) endLine() {
 	w.log.Info(text)
 }
 
-// mayLog reports whether the lines of the current second, with one more of this size, are within logPerSecond.
+// mayLog counts a line of this size, and reports whether the lines of the current second are within logPerSecond.
 func (w *logWriter) mayLog(size int) bool {
 	if now := time.Now(); now.Sub(w.second) >= time.Second {
 		w.second, w.used = now, 0
@@ -123,8 +123,8 @@ func (w *logWriter) last() []string {
 	return slices.Clone(w.tail)
 }
 
-// logJSON logs a line in the JSON format of hclog, with all values as printable text. It reports whether the line is
-// one: an object with a message that is a string.
+// logJSON logs a line in the JSON format of hclog, with all values as printable text. It reports whether the line has
+// that format: an object with a message that is a string.
 func (w *logWriter) logJSON(line []byte) bool {
 	var raw map[string]json.RawMessage
 	if json.Unmarshal(line, &raw) != nil {
