@@ -19,7 +19,7 @@ type batch struct {
 	generation registry.Generation
 	eventLimit int
 	now        func() time.Time
-	dirty      bool
+	dirty      bool // a change was written
 }
 
 // draft is a change that was checked and encoded. After that, only an error of the file can prevent its write.
@@ -78,7 +78,7 @@ func (b *batch) created(k registry.Key) registry.Seq {
 	return created
 }
 
-// draftPut drafts a record. other is the stored text if another node has written the record, and nil if this node has.
+// draftPut drafts a record. other is the text that another node has written for it; nil: this node writes the record.
 func (b *batch) draftPut(record registry.Record, other []byte) (p put, isNew bool, err error) {
 	p = put{key: record.Key(), entries: registry.IndexKeys(record)}
 	was := get(b.transaction.tx, string(p.key.Bucket), []byte(p.key.Path))

@@ -14,7 +14,7 @@ import (
 //	C3  no index is above the last one, and no record was changed before it was created
 //	C4  event numbers increase and lie above the floor, and there are no more than the limit
 //	C5  the indexes have exactly the entries of the records
-//	C6  each ref has its claim: it is created after the claim and deleted before it
+//	C6  each ref has its claim: the claim is created before the ref and deleted after it
 //	C7  each claim has its volume
 //
 // C6 and C7 do not hold in a cluster: other nodes release the claims of a lost node before it has unmounted, and the
@@ -162,7 +162,8 @@ func (c *checker) clustered() bool {
 
 // checkEvents checks the events (C4).
 func (c *checker) checkEvents() error {
-	count, last := 0, c.floor
+	count := 0
+	last := c.floor
 	err := bucketOf(c.tx, bucketEvents).ForEach(func(key, value []byte) error {
 		var event registry.Event
 		if err := decode(bucketEvents, key, value, &event); err != nil {
@@ -174,7 +175,8 @@ func (c *checker) checkEvents() error {
 		if event.Seq <= last || event.Seq > c.seq {
 			c.report("event %d follows %d, and the last index is %d", event.Seq, last, c.seq)
 		}
-		count, last = count+1, event.Seq
+		count++
+		last = event.Seq
 		return nil
 	})
 	if count > c.limit {

@@ -20,9 +20,9 @@ const (
 	reserveStep = 1 << 20
 )
 
-// reserve makes sure that the disk has room for the pages in use, in bytes, and for the reserve. It is called before a
-// commit that adds something, so that a full disk refuses the commit before a byte is written. On a file system that
-// cannot allocate in advance, reserve does nothing, and the write itself fails: see commitError.
+// reserve allocates disk space for the pages in use (used, in bytes) and for the reserve. It is called before a commit
+// that adds something, so that a full disk refuses the commit before a byte is written. On a file system that cannot
+// allocate in advance, reserve does nothing, and the write itself fails: see commitError.
 func (s *Store) reserve(used int64) error {
 	if used+reserveSize <= s.reserved {
 		return nil
@@ -48,9 +48,9 @@ func (s *Store) reserve(used int64) error {
 	return nil
 }
 
-// reserveAtStart allocates the reserve already before the first commit that adds something. A disk that fills up
-// earlier then does not prevent releases. Usually an earlier shim has allocated it. An error is ignored here, because
-// that commit will report it.
+// reserveAtStart allocates the reserve before the first commit that adds something, so that releases succeed even if
+// the disk fills up before that commit. Usually an earlier shim has allocated the reserve. An error is ignored here,
+// because that commit will report it.
 func (s *Store) reserveAtStart() {
 	if s.readOnly {
 		return

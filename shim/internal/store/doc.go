@@ -25,9 +25,9 @@
 // # The file
 //
 // A value is the CRC-32C of its bucket's name, its key and its text, followed by the text, which is JSON. The sum
-// covers the key so that a record that has moved to another key is found. The meta bucket has a tally of each bucket:
-// the number of its records and the sum of their checksums. It shows that a record is missing. bbolt itself checksums
-// its two meta pages only.
+// covers the key so that a record at a wrong key is detected. The meta bucket has a tally of each bucket: the number of
+// its records and the sum of their checksums. A tally reveals a missing record. bbolt itself checksums its two meta
+// pages only.
 //
 // docs/state.txt draws the file. TestStateFormatIsDocumented prints it from a real one.
 //
@@ -36,26 +36,26 @@
 // Two releases that follow each other read and write one file in turn, because a swap can be rolled back. If a
 // release moves a field, it writes both the old and the new place, and reads the new one. A form does that. The older
 // release keeps the new place, which it does not know (see merge), and may change the old one. It sets the schema
-// number to its own when it opens the file, so the newer release migrates again and takes the old place over. A field
-// that the older release does not need has no form: that release keeps it as an unknown field.
+// number to its own when it opens the file. The newer release then migrates again: it copies the old place to the new
+// one. A field that the older release does not need has no form: that release keeps it as an unknown field.
 //
-// The release after that one may drop the old place. It declares that the release which knows only the old place
-// cannot read the file. No migration drops a place at the commit of a swap: the host keeps the binary before, and
-// could not swap back to it.
+// The release after the newer one may drop the old place. It declares that a release which knows only the old place
+// cannot read the file. No migration drops a place at the commit of a swap, because the host keeps the previous binary
+// and must be able to swap back to it.
 //
 // TestForm, TestNextReleaseIsRead, TestEndpointMoves and TestGoldens hold this, the latter two in the next release
 // (package nextrelease).
 //
 // # How the file is verified
 //
-// Damage can kill a process that maps the file: a file that is cut off is a SIGBUS, and a page that contains itself a
-// stack overflow. So a child process verifies a copy of the file in memory, and its death means damage. The child
-// runs bbolt's own check, the checks that it leaves out, and ours of checksums and tallies (verify).
+// Damage can kill a process that maps the file: a file that is cut off causes a SIGBUS, and a page that contains itself
+// causes a stack overflow. So a child process verifies a copy of the file in memory, and its death means damage. The
+// child runs bbolt's own check, checks that bbolt leaves out, and ours of checksums and tallies (verify).
 //
-// The file is not verified again after a clean handover (Options.ReleasedAt): the previous shim has verified it,
-// every change since was its own, and calls are held meanwhile. A child process would cost 10 ms or more then. The
-// length of the file and its meta pages are checked; bbolt reads the free list, and Open the meta bucket. If anything
-// is wrong, the file is verified.
+// The file is not verified again after a clean handover (Options.ReleasedAt): the previous shim has verified it, and
+// has made every change since. A child process would take 10 ms or more, while calls are held. Only the length of the
+// file and its meta pages are checked; bbolt reads the free list, and Open reads the meta bucket. If anything is
+// wrong, the file is verified.
 //
 // A record that cannot be decoded within a transaction panics inside this package with the type damage. Commit and
 // View return it as ErrDamaged, so that no decision rests on part of the state.

@@ -26,8 +26,8 @@ const (
 	// lockRetry is the time between two attempts to lock the file, because flock(2) has no deadline.
 	lockRetry = 2 * time.Millisecond
 
-	// mapSize is the limit of the file's size, in bytes of address space. It is mapped at once, because bbolt would
-	// wait for all views to end before it enlarges the mapping.
+	// mapSize limits the size of the file, in bytes of address space. All of it is mapped at once, because bbolt waits
+	// for all views to end before it enlarges the mapping.
 	mapSize = 1 << 30
 	// growStep is the number of bytes by which bbolt extends the file where reserve has not allocated space.
 	growStep = 1 << 20
@@ -218,7 +218,7 @@ func create(ctx context.Context, path string, s schema) error {
 		return err
 	}
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-		return err
+		return err // nil: another process has created the file
 	}
 	temp := path + ".new"
 	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {

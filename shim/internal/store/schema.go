@@ -9,8 +9,8 @@ import (
 	"holdfast/registry"
 )
 
-// Oldest is the oldest schema that this build opens, and Newest the one that it writes. It also opens a newer file
-// whose window allows that.
+// Oldest is the oldest schema that this build opens. Newest is the one that it writes. The build also opens a newer
+// file if the file's window allows that.
 const Oldest = 1
 
 const application = "holdfast"
@@ -42,7 +42,7 @@ func buckets() []string {
 	return names
 }
 
-// window is the schema entry of a file. A build with an older schema can open the file if its schema is at least
+// window is the schema entry of a file. A build with an older schema can open the file if that schema is at least
 // Readable, so that a swap can be rolled back. That build sets Number to its own schema, and the newer build then
 // migrates again.
 type window struct {
@@ -57,12 +57,12 @@ type migration struct {
 	run  func(*transaction) error
 }
 
-// schema says which schemas a build opens, and how it reads and writes records. It opens the schemas from oldest to
-// newest, and a newer file whose window has a Readable of at most newest. migrations[i] leads from oldest+i to
+// schema says which schemas a build opens, and how it reads and writes records. The build opens the schemas from oldest
+// to newest, and a newer file whose window has a Readable of at most newest. migrations[i] leads from oldest+i to
 // oldest+i+1.
 type schema struct {
 	oldest, newest int
-	readable       int // the oldest build that can read a file of schema newest
+	readable       int // the oldest schema whose builds can read a file of schema newest
 	migrations     []migration
 	forms          forms
 }
@@ -144,12 +144,12 @@ type form struct {
 // forms has the forms of a schema. A bucket without a form stores its records as package registry has them.
 type forms map[registry.Bucket]form
 
-// toStored returns a record's text as the file has it.
+// toStored returns the text to store for a record that is encoded as package registry has it.
 func (f forms) toStored(bucket registry.Bucket, text json.RawMessage) (json.RawMessage, error) {
 	return changeFields(text, f[bucket].write)
 }
 
-// fromStored returns a stored text as package registry has the record.
+// fromStored is the inverse of toStored.
 func (f forms) fromStored(bucket registry.Bucket, text json.RawMessage) (json.RawMessage, error) {
 	return changeFields(text, f[bucket].read)
 }

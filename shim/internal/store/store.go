@@ -177,7 +177,7 @@ func (s state) revision() registry.Revision {
 func stateOf(tx *bolt.Tx) (s state) {
 	for name, into := range map[string]any{
 		metaSchema: &s.window, metaGeneration: &s.generation, metaBoot: &s.boot, metaSeq: &s.seq,
-		metaFloor: new(registry.Seq),
+		metaFloor: new(registry.Seq), // only to find out whether it can be read
 	} {
 		getMeta(tx, name, into)
 	}
@@ -196,9 +196,9 @@ func checkOpenable(path string, st state, options Options) error {
 	return nil
 }
 
-// takeOver migrates the file, stores the generation and the boot ID, in one transaction, and opens the store for views.
-// If all are up to date, it writes nothing. On a read-only file system it does not store the boot ID, and fails if
-// anything else would have to be stored.
+// takeOver migrates the file and stores the generation and the boot ID in one transaction, and opens the store for
+// views. If the file is up to date, takeOver writes nothing. On a read-only file system it does not store the boot ID,
+// and fails if anything else would have to be stored.
 func (s *Store) takeOver(found state) (err error) {
 	defer recoverDamage(&err)
 	s.generation = s.options.Generation

@@ -15,7 +15,7 @@ import (
 type shape struct {
 	fields map[string]*shape // of a struct, by name
 	each   *shape            // of the elements of a map or list
-	list   bool
+	list   bool              // each is for a list
 }
 
 var shapes sync.Map // reflect.Type -> *shape

@@ -137,8 +137,9 @@ func checkMetas(file *os.File) error {
 	if err != nil {
 		return err
 	}
-	var size, last uint64 // in use, in bytes; number of the last transaction
-	pageSize := uint64(0)
+	var size uint64 // of the pages in use, in bytes
+	var last uint64 // number of the last transaction
+	var pageSize uint64
 	for i := range 2 {
 		var page [headerSize + metaSize]byte
 		if _, err := file.ReadAt(page[:], int64(i)*int64(pageSize)); err != nil {
@@ -215,8 +216,8 @@ func keyOf(file io.ReaderAt, pageStart int64, i int) (key []byte, child uint64, 
 	if _, err := file.ReadAt(element[:], at); err != nil {
 		return nil, 0, err
 	}
-	// An element of a branch is the offset and size of the key, and the page (8 bytes). One of a leaf is flags, offset
-	// and size of the key, and size of the value. Offsets count from the element.
+	// An element of a branch has the offset and size of the key, and the page (8 bytes). An element of a leaf has flags,
+	// offset and size of the key, and size of the value. Offsets count from the element.
 	offset, size := order.Uint32(element[:]), order.Uint32(element[4:])
 	if order.Uint16(header[8:]) == leafFlag {
 		offset, size = order.Uint32(element[4:]), order.Uint32(element[8:])
@@ -229,7 +230,7 @@ func keyOf(file io.ReaderAt, pageStart int64, i int) (key []byte, child uint64, 
 	return key, order.Uint64(element[8:]), err
 }
 
-// checkContent checks each checksum, and compares each bucket with its tally, in both directions.
+// checkContent checks each checksum, and compares each bucket with its tally. Each tally must have its bucket, too.
 func checkContent(tx *bolt.Tx) error {
 	counted := map[string]tally{}
 	err := tx.ForEach(func(bucket []byte, b *bolt.Bucket) error {
@@ -243,7 +244,7 @@ func checkContent(tx *bolt.Tx) error {
 			if len(key) == 0 || last != nil && bytes.Compare(last, key) >= 0 {
 				return fmt.Errorf("bucket %s: key %q follows %q", name, key, last)
 			}
-			if _, err := verifiedText(name, key, value); err != nil { // also for a nested bucket, whose value is nil
+			if _, err := verifiedText(name, key, value); err != nil { // a nested bucket fails, as its value is nil
 				return err
 			}
 			sum.add(value)
@@ -326,7 +327,7 @@ func quarantine(path string, file *os.File, now time.Time, damaged error) error 
 }
 
 // keepCopy copies the file to a file beside path, whose name has the time and the first bytes of a hash, and returns
-// that name. If there is a copy with the same hash already, it returns the name of that one.
+// that name. If there already is a copy with the same hash, it returns the name of that copy.
 func keepCopy(path string, file *os.File, now time.Time) (string, error) {
 	info, err := file.Stat()
 	if err != nil {

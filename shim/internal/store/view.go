@@ -9,7 +9,7 @@ import (
 	"holdfast/registry"
 )
 
-// head holds two numbers of a transaction: seq, the last one used, and floor, up to which events are pruned.
+// head holds two numbers of a transaction: seq is the last index, and events up to floor have been pruned.
 type head struct{ seq, floor registry.Seq }
 
 func readHead(tx *bolt.Tx) *head {
@@ -47,7 +47,7 @@ func (r reader) Text(record registry.Record) ([]byte, error) {
 	return mergedText(record, get(r.tx, string(k.Bucket), []byte(k.Path)))
 }
 
-// decode decodes a stored value, which has the form of the schema.
+// decode decodes a stored value, whose fields are where the schema's form puts them.
 func (r reader) decode(bucket registry.Bucket, path, value []byte) (record registry.Record, err error) {
 	text, err := verifiedText(string(bucket), path, value)
 	if err != nil {

@@ -143,8 +143,8 @@ func stoppedError(reason error) error {
 	return registry.Errorf(registry.ErrUnavailable, "the store has stopped: %v", reason)
 }
 
-// commit writes one batch and answers each of its requests. If the batch fails, a request that has read changes of the
-// batch also fails, even if it has changed nothing: it may have read changes that were never stored.
+// commit writes one batch and answers each of its requests. If the batch fails, each request that was decided after the
+// first change of the batch fails too, even if it has changed nothing: it may have read changes that were not stored.
 func (s *Store) commit(requests []*request) {
 	if len(requests) == 0 {
 		return

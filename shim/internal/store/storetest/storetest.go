@@ -31,9 +31,8 @@ func Path(t testing.TB) string {
 	return filepath.Join(dir, "shim.db")
 }
 
-// OpenAt opens a store with the options and starts its Run. At the end of the test, OpenAt runs Check, and findings
-// fail the test. It skips a store that was closed or has failed. To open the file again within a test, Close the store
-// first.
+// OpenAt opens a store with the options and starts its Run. At the end of the test, it runs Check unless the store was
+// closed or has failed, and findings fail the test. To open the file again within a test, Close the store first.
 func OpenAt(t testing.TB, options store.Options) *store.Store {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
