@@ -179,9 +179,9 @@ func (l *link) invoke(
 	case a.err != nil: // the decoder has run, so the plugin has sent a message and not only a status
 		return &unreadable{fmt.Sprintf("the plugin's answer cannot be read: %v", a.err)}
 	case status.Code(err) == codes.ResourceExhausted && trace.sent.Load() && !trace.answered.Load():
-		// The plugin itself may answer RESOURCE_EXHAUSTED, but only in the trailer, which was not seen. gRPC refuses a
-		// large message when it reads the length at its start. The trailer cannot have come by then: the plugin may
-		// send only window bytes before the client reads any of them.
+		// The plugin's own RESOURCE_EXHAUSTED would have come in the trailer. So gRPC has refused a large message when
+		// it read the length at the start of the message. The trailer cannot have come by then: the plugin may send
+		// only window bytes before the client reads any of them.
 		return &unreadable{fmt.Sprintf("the plugin's answer is larger than %d MiB and was not read", maxAnswer>>20)}
 	}
 	return err

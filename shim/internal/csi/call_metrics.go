@@ -15,7 +15,7 @@ import (
 type CallMetrics struct {
 	mu    sync.Mutex // guards calls and kinds; held for no longer than a look-up
 	calls map[callKind]*registry.CallMetric
-	kinds map[registry.PluginID]int // number of keys in calls
+	kinds map[registry.PluginID]int // number of keys in calls, by plugin
 }
 
 // maxKinds bounds the kinds of calls of one plugin, because plugins choose their driver names, and clients of endpoints

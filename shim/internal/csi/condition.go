@@ -30,7 +30,7 @@ func condition(m proto.Message, getRedactor func() redactor) *registry.Condition
 // decodeCondition reads VolumeCondition from the unknown fields of a message.
 func decodeCondition(unknown []byte) (abnormal bool, message string, found bool) {
 	inner, size := protowire.ConsumeBytes(lastField(unknown, conditionField, protowire.BytesType))
-	if size < 0 || lastField(inner, 0, 0) == nil {
+	if size < 0 || lastField(inner, 0, 0) == nil { // nil: the encoding of inner is invalid
 		return false, "", false
 	}
 	flag, _ := protowire.ConsumeVarint(lastField(inner, abnormalField, protowire.VarintType))

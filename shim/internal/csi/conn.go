@@ -81,8 +81,8 @@ func (c *Conn) stopLinks() *link {
 	return c.link
 }
 
-// sever prevents new links. If a call on the current link was cut off, it also shuts the socket down, so that the
-// plugin learns of that before the caller goes on. It does not wait for goroutines. The caller calls close afterwards.
+// sever prevents new links. If a call on the current link was cut off, sever also shuts the socket down, so that the
+// plugin learns of that before sever returns. It does not wait for goroutines. The caller calls close afterwards.
 func (c *Conn) sever() {
 	if l := c.stopLinks(); l != nil && l.cut.Load() {
 		hangUp(l.socket)

@@ -46,7 +46,7 @@ func createRequest(r CreateRequest) *csi.CreateVolumeRequest {
 	return req
 }
 
-// contentSource returns nil for an empty volume.
+// contentSource returns the source of a new volume's content, or nil if the volume is to be empty.
 func contentSource(s registry.Source) *csi.VolumeContentSource {
 	switch {
 	case s.Volume != "":

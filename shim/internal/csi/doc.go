@@ -4,9 +4,8 @@
 // A link is one connection to one plugin process. The process describes itself over its link before it gets any other
 // call. If it differs from the registered plugin, it gets no call, because another process may listen at the socket.
 //
-// Plugins are not trusted. Each call has a size limit. Answers are read nil-safe, and stay unchecked until the caller
-// has checked them. Texts are bounded, and secrets are masked in them: those of the call, those that the plugin was
-// sent before (D2. TestSecretsDoNotLeakIntoOtherCalls), and those that the caller names. Every failed call that may
-// have been sent is a *registry.CallError, whose outcome says whether the call may still take effect (D1.
-// TestOutcomeOfEveryCode).
+// Plugins are not trusted. Each answer has a size limit. Answers are read nil-safe, and it is the caller who checks
+// them. Texts are bounded, and secrets are masked in them: those of the call, those that the plugin was sent before
+// (D2. TestSecretsDoNotLeakIntoOtherCalls), and those that the caller names. The error of a Fleet's call is a
+// *registry.CallError, whose outcome says whether the call may still take effect (D1. TestOutcomeOfEveryCode).
 package csi

@@ -13,7 +13,8 @@ type Failures struct {
 	last map[registry.VolumeKey]string
 }
 
-// maxFailures bounds Failures. Beyond it all entries are dropped, because entries of deleted volumes are never removed.
+// maxFailures bounds Failures, because entries of deleted volumes are not removed. At the bound, all entries are
+// dropped.
 const maxFailures = 10_000
 
 // Record records the error of a volume, and reports whether it differs from the last one. A nil error removes the

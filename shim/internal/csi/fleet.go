@@ -11,7 +11,7 @@ import (
 	"holdfast/registry"
 )
 
-// Instances returns the record of an instance, which has its endpoint. Get takes no lock and must not call the Fleet.
+// Instances looks up the record of an instance, for its endpoint. Get takes no lock and must not call the Fleet.
 type Instances interface {
 	Get(registry.InstanceKey) (registry.Instance, bool)
 }
@@ -21,7 +21,7 @@ type Fleet struct {
 	dial     Dial
 	observer Observer
 
-	mu        sync.Mutex // guards what follows; held for no longer than a look-up
+	mu        sync.Mutex // guards instances, conns and ended; held for no longer than a look-up
 	instances Instances
 	conns     map[registry.TaskKey]*Conn
 	ended     bool
@@ -124,8 +124,8 @@ func (f *Fleet) Close(t registry.TaskKey) {
 	}
 }
 
-// SetInstances sets where instances are found, and closes the connections of tasks without an instance. Call it before
-// the first call.
+// SetInstances sets where instances are found, and closes the connections of tasks for which serves returns false. Call
+// it before the first call.
 func (f *Fleet) SetInstances(instances Instances, serves func(registry.TaskKey) bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

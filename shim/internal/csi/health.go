@@ -21,7 +21,7 @@ type HealthRequest struct {
 	Private     PrivateFunc                     // may be nil
 }
 
-// HealthPage is a page of volumes with their health. Volumes of which the plugin reports no condition are left out.
+// HealthPage is a page of volumes with their health. Volumes without a reported condition are left out.
 type HealthPage struct {
 	Volumes map[registry.ExternalID]registry.Condition
 	Next    string // token; empty: it is the last
@@ -140,9 +140,9 @@ type healthEntry struct {
 	status, reason, message string
 }
 
-// conditionOf joins the entries of a plugin into one condition. It ignores a status that this build does not know. CSI
-// demands that, and demands that the plugin also reports the statuses of earlier versions
-// (VolumeHealth.health_statuses). getRedactor is called only if there are texts, because it may resolve secrets.
+// conditionOf joins the entries of a plugin into one condition. As CSI demands (VolumeHealth.health_statuses), it
+// ignores a status that this build does not know; the plugin has to report a status of an earlier version as well.
+// getRedactor is called only if there are texts, because it may resolve secrets.
 func conditionOf(list []healthEntry, getRedactor func() redactor) registry.Condition {
 	list = slices.DeleteFunc(list, func(t healthEntry) bool { return !t.known })
 	if len(list) == 0 {

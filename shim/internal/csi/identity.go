@@ -21,7 +21,7 @@ const (
 	maxCapabilities = 256     // of one service; CSI 1.13 has 15
 )
 
-// Probe asks whether the plugin is ready. An answer without that field means yes (CSI ProbeResponse.ready).
+// Probe asks whether the plugin is ready. An answer without the field ready means yes (CSI ProbeResponse).
 func (c *Conn) Probe(ctx context.Context) (ready bool, err error) {
 	const rpc = "Probe"
 	l, err := c.connect(ctx)

@@ -49,7 +49,7 @@ func (l *secretList) add(name, value string) {
 }
 
 // addMessage adds the values that must not appear in a text about a request: the fields that CSI declares secret
-// (csi_secret), and those entries of other maps and mount flags whose names look like names of secrets.
+// (csi_secret), and the entries of other maps and the mount flags whose names look like names of secrets.
 func (l *secretList) addMessage(m protoreflect.Message) {
 	if mount, is := m.Interface().(*csi.VolumeCapability_MountVolume); is {
 		registry.FlagsOf(mount.GetMountFlags()).Secrets(l.add)

@@ -21,8 +21,8 @@ import (
 // suffices, because a second one may break mounts in use. A needless suspension only costs one answer, and doctor
 // reports it with the way to end it.
 //
-// Each suspension is a file, so that a person can end it by removing the file. It outlives the shim and the plugin's
-// tasks and jobs. A nil *Suspensions suspends nothing.
+// Each suspension is a file that outlives the shim, and the tasks and jobs of the plugin. A person ends the suspension
+// by removing the file. A nil *Suspensions suspends nothing.
 type Suspensions struct {
 	dir string
 
@@ -95,8 +95,8 @@ func (s *Suspensions) load(path string) (one suspension, written bool, err error
 	return one, true, err
 }
 
-// SuspendFailed suspends the call that ended with the error failed, and commits an event. It does nothing unless the
-// plugin's connection was lost during the call, or if ctx has ended or the plugin's task is being stopped. If the
+// SuspendFailed suspends the call that ended with the error failed, and commits an event. It does nothing if the
+// plugin's connection was not lost during the call, if ctx has ended, or if the plugin's task is being stopped. If the
 // suspension cannot be written, SuspendFailed keeps it in memory and returns an error.
 func (s *Suspensions) SuspendFailed(
 	ctx context.Context, state registry.State, in registry.Instance, failed error, now time.Time,
@@ -129,8 +129,8 @@ func (s *Suspensions) SuspendFailed(
 	return errors.Join(err, unreported)
 }
 
-// add records the suspension. It does nothing if the same death has ended another such call, whose suspension is
-// recorded already. If the file cannot be written, add keeps the suspension in memory.
+// add records the suspension. It does nothing if the call is suspended already, because one death can end several such
+// calls. If the file cannot be written, add keeps the suspension in memory.
 func (s *Suspensions) add(one suspension, in registry.Instance) (added bool, err error) {
 	path := s.path(one.RPC, one.Plugin)
 	s.mu.Lock()
