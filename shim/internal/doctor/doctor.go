@@ -31,7 +31,7 @@ type Machine interface {
 	// Unmount unmounts the uppermost mount at path, neither lazily nor by force. A mount in use stays, and Unmount
 	// returns an error. It takes a limited time.
 	Unmount(ctx context.Context, path string) error
-	// RemoveDir removes an empty directory that is no mount point. It may be gone.
+	// RemoveDir removes an empty directory that is no mount point. It returns nil if the directory is gone already.
 	RemoveDir(path string) error
 }
 
@@ -177,7 +177,7 @@ func (d *Doctor) inspectPublished(ctx context.Context, f *Facts) {
 	}
 }
 
-// inspect inspects paths. It leaves out paths of which the state stays unknown.
+// inspect inspects paths. It leaves out paths whose state stays unknown.
 func inspect(ctx context.Context, m Machine, paths []string) (map[string]mount.Info, error) {
 	found, err := m.Inspect(ctx, paths...)
 	maps.DeleteFunc(found, func(_ string, i mount.Info) bool { return !i.Known() })

@@ -53,14 +53,14 @@ type examiner struct {
 	Facts
 	shapes      pathShapes
 	volumes     map[registry.VolumeKey]registry.Volume
-	claims      map[registry.VolumeKey]int
+	claims      map[registry.VolumeKey]int // how many claims
 	refs        map[registry.VolumeKey][]registry.Ref
 	placements  map[registry.VolumeKey]Placement
 	versions    map[registry.VolumeKey]Version
 	stacks      map[string]int             // by mount point: how many mounts
 	mountsBelow map[string]bool            // directories below which something is mounted
-	known       map[string]bool            // paths that records name, and with them all paths below
-	expected    map[string]bool            // paths that claims are about to use
+	known       map[string]bool            // paths that records name; paths below them count too (covers)
+	expected    map[string]bool            // paths that claims are about to use; paths below them count too
 	stageable   map[string]registry.Volume // by staging path
 	findings    []registry.Finding
 }
@@ -144,16 +144,17 @@ func compare(a, b registry.Finding) int {
 // Digest identifies the actions of the findings, but not their texts. Lists with equal digests are the same plan. The
 // digest is empty if there are no actions.
 func Digest(findings []registry.Finding) string {
-	sum, some := sha256.New(), false
+	sum := sha256.New()
 	enc := json.NewEncoder(sum)
+	hasActions := false
 	for _, f := range slices.SortedFunc(slices.Values(findings), compare) {
 		if f.Action != registry.ActNothing {
-			some = true
+			hasActions = true
 			// encoding plain data into a hash cannot fail
 			_ = enc.Encode([]any{f.Kind, f.Action, f.Path, f.Volume, f.Alloc, f.Request})
 		}
 	}
-	if !some {
+	if !hasActions {
 		return ""
 	}
 	return hex.EncodeToString(sum.Sum(nil))

@@ -46,7 +46,7 @@ type Listing struct {
 	// Before holds the records from before the plugin was asked. Records that have changed since are not compared with
 	// its answer.
 	Before  map[registry.VolumeKey]Version
-	unknown int // volumes attached to this node that no record names
+	unknown int // number of volumes attached to this node that no record names
 }
 
 // Listed is one volume of a Listing.

@@ -26,8 +26,8 @@ const (
 type pathShapes struct{ root, stage, publish, parts, name string }
 
 func shapesOf(l hooks.Layout) pathShapes {
-	stage, publish := l.Staging(registry.VolumeKey{}, registry.Tree{}).Host, l.Target(registry.ClaimKey{},
-		registry.Tree{}).Host
+	stage := l.Staging(registry.VolumeKey{}, registry.Tree{}).Host
+	publish := l.Target(registry.ClaimKey{}, registry.Tree{}).Host
 	parts := filepath.Base(filepath.Dir(filepath.Dir(l.Part(registry.ClaimKey{}, ""))))
 	return pathShapes{l.MountRoot() + "/", filepath.Dir(stage), filepath.Dir(filepath.Dir(publish)), parts,
 		filepath.Base(publish)}
@@ -54,7 +54,7 @@ func (s pathShapes) kind(path string) pathKind {
 }
 
 // unknownMounts lists the mounts that no record names and no claim explains, the oldest first and each mount point
-// once. It leaves out a mount inside another mount at a volume's path, because it is a user of that mount.
+// once. It leaves out a mount inside another mount at a volume's path: the inner mount is a user of the outer one.
 func (e *examiner) unknownMounts() (found mount.Mounts) {
 	seen, outer := map[string]bool{}, map[string]bool{}
 	for _, m := range e.Mounts {
@@ -134,7 +134,7 @@ func (e *examiner) unusedMounts(list mount.Mounts) map[string]bool {
 		again = false
 		for point := range unused {
 			for _, u := range e.Users[point] {
-				if u.Mount == "" || !unused[u.Mount] {
+				if u.Mount == "" || !unused[u.Mount] { // "": a process, or a mount in another namespace
 					delete(unused, point)
 					again = true
 				}
@@ -178,22 +178,22 @@ func (e *examiner) examineSocketDirs() {
 // plugin, whose task has them mounted. The directories below them do not belong to Holdfast.
 func (e *examiner) examineDirs() {
 	counted := map[string]int{} // by directory: entries that are directories of volumes
-	stays := map[string]bool{}  // directories that contain one that stays
+	stays := map[string]bool{}  // directories that contain a directory that stays
 	for _, d := range e.Dirs {
 		up := filepath.Dir(d.Path)
 		if e.shapes.kind(d.Path) == otherPath {
 			continue
 		}
 		counted[up]++
-		own := d.Entries - counted[d.Path]
+		others := d.Entries - counted[d.Path]
 		switch {
 		case e.stacks[d.Path] > 0, e.mountsBelow[d.Path], covers(e.known, d.Path), e.awaited(d.Path):
 			stays[up] = true
-		case own > 0:
+		case others > 0:
 			stays[up] = true
 			e.add(registry.Finding{
 				Kind: registry.FoundLeft, Path: d.Path,
-				Detail: fmt.Sprintf("this directory is not in any record, and has %d entries", own),
+				Detail: fmt.Sprintf("this directory is not in any record, and has %d entries", others),
 				Advice: "move away what was written there while no volume was mounted; then the directory is removed",
 			})
 		case stays[d.Path]:

@@ -68,21 +68,23 @@ func (e *examiner) examineRef(r registry.Ref) {
 	if r.Publish != registry.MarkDone {
 		return
 	}
-	name, block := e.volumes[r.Volume].VolumeName(), r.Usage.Attachment == registry.BlockDevice
-	f := registry.Finding{
-		Kind: e.whyMissing(r.Boot, r.Target.Host), Action: registry.ActMark, Volume: r.Volume, Name: name,
-		Alloc: r.Alloc, Request: r.Request,
-		Path: r.Target.Host, Advice: fmt.Sprintf("if alloc %s runs, stop it and place it again", r.Alloc),
-	}
+	name := e.volumes[r.Volume].VolumeName()
 	if !slices.ContainsFunc(e.Records.Claims, func(c registry.Claim) bool { return c.ClaimKey() == r.ClaimKey() }) {
 		e.add(registry.Finding{
 			Kind: registry.FoundUnowned, Volume: r.Volume, Name: name, Alloc: r.Alloc, Request: r.Request,
 			Path: r.Target.Host,
 			Detail: fmt.Sprintf("volume %s is published here for alloc %s, which has no claim: other nodes may use "+
 				"the volume", name, r.Alloc),
-			Advice: fmt.Sprintf("stop alloc %s: its claim was released by force, or with those of this node", r.Alloc),
+			Advice: fmt.Sprintf("stop alloc %s: its claim was released by force, or with all claims of this node",
+				r.Alloc),
 		})
 	}
+	f := registry.Finding{
+		Kind: e.whyMissing(r.Boot, r.Target.Host), Action: registry.ActMark, Volume: r.Volume, Name: name,
+		Alloc: r.Alloc, Request: r.Request,
+		Path: r.Target.Host, Advice: fmt.Sprintf("if alloc %s runs, stop it and place it again", r.Alloc),
+	}
+	block := r.Usage.Attachment == registry.BlockDevice
 	info, inspected := e.Inspected[r.Target.Host]
 	if f.Kind == registry.FoundLost && block && (!inspected || info.Block || info.Trouble() != "") {
 		f.Kind = "" // a block device need not be mounted

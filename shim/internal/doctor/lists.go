@@ -26,11 +26,14 @@ const (
 	listLimit   = 20 * time.Second
 )
 
-// listings lists the volumes of all plugins that support that, at the same time. unexamined has the other plugins and
-// the reasons.
+// listings lists the volumes of all plugins that can list them, concurrently. unexamined has the other plugins and the
+// reasons.
 func (d *Doctor) listings(ctx context.Context) (all []Listing, unexamined []Unexamined) {
+	if d.Live && d.Lister == nil {
+		return nil, nil
+	}
 	records, err := d.records(ctx)
-	if err != nil || d.Live && d.Lister == nil {
+	if err != nil {
 		return nil, nil // the caller reads the records again, and reports the error
 	}
 	can, unexamined := d.listable(records)
@@ -63,9 +66,10 @@ func unlisted(id registry.PluginID, why, advice string) Unexamined {
 }
 
 // listable returns the controllers that can list their volumes, one for each plugin. unexamined has the other plugins
-// that may have volumes, and the reasons.
+// that may have volumes, and the reasons. It also has the suspended health calls.
 func (d *Doctor) listable(r Records) (list []registry.Instance, unexamined []Unexamined) {
-	plugins, owners := map[registry.PluginID]bool{}, map[registry.PluginID]bool{}
+	plugins := map[registry.PluginID]bool{}
+	owners := map[registry.PluginID]bool{} // plugins that have volumes
 	for _, in := range r.Instances {
 		plugins[in.Plugin] = true
 	}
@@ -127,7 +131,7 @@ var healthCalls = map[registry.Role]map[registry.RPC]registry.Capability{
 	},
 }
 
-// healthNotAsked returns which of the plugins have suspended health calls, and the reasons.
+// healthNotAsked returns the suspended health calls of the plugins, and the reasons.
 func (d *Doctor) healthNotAsked(r Records, ids []registry.PluginID) (list []Unexamined) {
 	for _, id := range ids {
 		for role, calls := range healthCalls {
@@ -191,7 +195,7 @@ func (l *Listing) add(e csi.Entry, nodes map[registry.NodeID]bool) {
 		}
 		v.Here = v.Here || n != "" && n == l.Node
 	}
-	if !known && v.Here {
+	if !known && v.Here { // keep a valid ID only, and not too many
 		_, err := registry.ParseExternalID(string(e.Volume))
 		v.Here = err == nil && l.unknown < maxFindings
 		l.unknown++
@@ -223,9 +227,7 @@ func (e *examiner) examineListing(l Listing) {
 	for _, p := range e.Records.Placements {
 		v, listed := l.Volumes[p.Volume.External]
 		if p.Volume.Plugin == l.Plugin && l.Published && listed && p.Attachment.State == registry.MarkDone &&
-			p.Attachment.NodeID != "" &&
-			!v.Nodes[p.Attachment.NodeID] &&
-			unchanged(p.Volume) {
+			p.Attachment.NodeID != "" && !v.Nodes[p.Attachment.NodeID] && unchanged(p.Volume) {
 			found = append(found, registry.Finding{
 				Kind: registry.FoundDetached, Action: registry.ActMark, Volume: p.Volume, Name: p.Name,
 				Detail: fmt.Sprintf("volume %s is recorded as attached to node %s, and plugin %s does not say so",
@@ -242,7 +244,7 @@ func (e *examiner) examineListing(l Listing) {
 	}
 	slices.SortFunc(found, compare)
 	numbers := map[registry.FindingKind]int{}
-	for _, f := range found { // texts of a plugin may be of any size
+	for _, f := range found { // a plugin's list may be of any length
 		if numbers[f.Kind]++; numbers[f.Kind] <= maxFindings {
 			e.add(f)
 		}

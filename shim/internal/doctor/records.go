@@ -49,10 +49,11 @@ func RecordsOf(v registry.View, this registry.NodeName) Records {
 }
 
 func placementsOf(v registry.View, this registry.NodeName) (list []Placement) {
-	at := map[registry.VolumeKey]int{}
+	at := map[registry.VolumeKey]int{} // positions in list
 	for _, s := range v.Stagings() {
 		if s.State != registry.MarkNone {
-			at[s.Volume], list = len(list), append(list, Placement{Volume: s.Volume, Name: s.Name, Staging: s})
+			at[s.Volume] = len(list)
+			list = append(list, Placement{Volume: s.Volume, Name: s.Name, Staging: s})
 		}
 	}
 	for _, a := range v.AllAttachments() {
@@ -62,7 +63,8 @@ func placementsOf(v registry.View, this registry.NodeName) (list []Placement) {
 		if i, staged := at[a.Volume]; staged {
 			list[i].Attachment = a
 		} else {
-			at[a.Volume], list = len(list), append(list, Placement{Volume: a.Volume, Name: a.Name, Attachment: a})
+			at[a.Volume] = len(list)
+			list = append(list, Placement{Volume: a.Volume, Name: a.Name, Attachment: a})
 		}
 	}
 	return list
@@ -240,6 +242,3 @@ func eventOf(f registry.Finding, now time.Time) registry.Event {
 	}
 	return e
 }
-
-// maxEvents is the limit of events of one commit. The others are only counted.
-const maxEvents = 100

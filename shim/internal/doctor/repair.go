@@ -45,16 +45,16 @@ func (d *Doctor) Repair(ctx context.Context, digest string) (registry.Diagnosis,
 	if err := r.mark(ctx, plan); err != nil {
 		return registry.Diagnosis{}, err
 	}
-	found := newExaminer(f)
+	before := newExaminer(f)
 	r.carryOut(ctx, r.findings, registry.ActUnmount, func(f *registry.Finding) error {
-		return r.unmountAll(ctx, f.Path, found.stacks[f.Path])
+		return r.unmountAll(ctx, f.Path, before.stacks[f.Path])
 	})
 	r.carryOut(ctx, r.findings, registry.ActAdopt, func(f *registry.Finding) error { return r.adopt(ctx, f) })
 	if ctx.Err() == nil {
 		r.undo(ctx)
 	}
 	r.carryOut(ctx, r.findings, registry.ActRemove, func(f *registry.Finding) error {
-		return r.remove(ctx, f.Path, found.stageable[f.Path])
+		return r.remove(ctx, f.Path, before.stageable[f.Path])
 	})
 	r.recordEvents(ctx)
 	return registry.Diagnosis{Digest: plan, Repaired: true, Findings: r.findings}, ctx.Err()
@@ -107,9 +107,8 @@ func (d *Doctor) inOrder(findings []registry.Finding, action registry.FindingAct
 		return 1
 	}
 	slices.SortStableFunc(list, func(a, b *registry.Finding) int {
-		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(strings.Count(b.Path, "/"),
-			strings.Count(a.Path, "/")),
-			cmp.Compare(a.Path, b.Path))
+		return cmp.Or(cmp.Compare(rank(a), rank(b)),
+			cmp.Compare(strings.Count(b.Path, "/"), strings.Count(a.Path, "/")), cmp.Compare(a.Path, b.Path))
 	})
 	return list
 }
@@ -162,7 +161,7 @@ func (r *repair) unmountAll(ctx context.Context, path string, stacked int) error
 	}
 	kind := shapesOf(r.Layout).kind(path)
 	if r.machine.RemoveDir(path) == nil && (kind == targetPath || kind == partPath) {
-		_ = r.machine.RemoveDir(filepath.Dir(path)) // the next examination finds the directory, if it stays
+		_ = r.machine.RemoveDir(filepath.Dir(path)) // if it stays, the next examination finds it
 	}
 	return nil
 }
@@ -197,7 +196,7 @@ func (r *repair) adopt(ctx context.Context, f *registry.Finding) error {
 	if err := r.checkUnused(ctx, f.Path); err != nil {
 		return err
 	}
-	err = commit(ctx, r.state, func(v registry.View) (registry.Change, error) {
+	return commit(ctx, r.state, func(v registry.View) (registry.Change, error) {
 		now := r.facts
 		now.Records = RecordsOf(v, r.Node)
 		e := newExaminer(now)
@@ -206,7 +205,6 @@ func (r *repair) adopt(ctx context.Context, f *registry.Finding) error {
 		}
 		return adoptChange(now.Records, r.Node, r.facts.Boot, *f, r.Now()), nil
 	})
-	return err
 }
 
 // lock locks a volume.
@@ -248,16 +246,17 @@ func (r *repair) awaitUndone(ctx context.Context, list []*registry.Finding) {
 	defer cancel()
 	for {
 		records, err := r.records(context.WithoutCancel(ctx))
-		placed, open := records.placed(), false
+		placed := records.placed()
+		pending := false
 		for _, f := range list {
 			f.Result = result(err)
 			if _, still := placed[f.Volume]; still {
-				open = true
+				pending = true
 				f.Result = fmt.Sprintf("begun: plugin %s is asked to take it down until it succeeds; "+
 					"see holdfast volume status", f.Volume.Plugin)
 			}
 		}
-		if !open || err != nil {
+		if !pending || err != nil {
 			return
 		}
 		select {
@@ -288,7 +287,7 @@ func (r *repair) remove(ctx context.Context, path string, v registry.Volume) err
 	return r.machine.RemoveDir(path)
 }
 
-// recordEvents commits the events of the repairs, except for marks, whose events are committed with them.
+// recordEvents commits the events of the repairs. Marks are committed with their events, and removals have no events.
 func (r *repair) recordEvents(ctx context.Context) {
 	var events []registry.Event
 	for _, f := range r.findings {

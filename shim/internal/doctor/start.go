@@ -62,13 +62,16 @@ func (d *Doctor) recordStart(ctx context.Context, f Facts) (findings []registry.
 // reportEvents returns the events of findings that Start only reports.
 func reportEvents(findings []registry.Finding, now time.Time) (events []registry.Event) {
 	for _, f := range findings {
-		hasEvents := f.Kind == registry.FoundUnhealthy
-		if f.Action != registry.ActMark && f.Action != registry.ActRemove && !hasEvents {
+		reported := f.Kind == registry.FoundUnhealthy // had an event when the plugin reported it
+		if f.Action != registry.ActMark && f.Action != registry.ActRemove && !reported {
 			events = append(events, eventOf(f, now))
 		}
 	}
 	return events
 }
+
+// maxEvents is the limit of events of one commit.
+const maxEvents = 100
 
 // limitEvents keeps the first maxEvents events, and counts the others.
 func limitEvents(events []registry.Event, now time.Time) []registry.Event {

@@ -86,8 +86,8 @@ func (w *Watch) inspect(ctx context.Context) error {
 	found, err := w.inspectRefs(ctx, refs)
 	changed := false
 	for _, r := range refs {
-		now, inspected := found[r.ClaimKey()]
-		changed = changed || inspected && now != r.Trouble
+		trouble, inspected := found[r.ClaimKey()]
+		changed = changed || inspected && trouble != r.Trouble
 	}
 	if !changed {
 		return err
@@ -122,7 +122,8 @@ func (w *Watch) inspectRefs(ctx context.Context, refs []registry.Ref) (troubles,
 			found[r.ClaimKey()] = lost
 			continue
 		}
-		byPath[r.Target.Host], paths = r, append(paths, r.Target.Host)
+		byPath[r.Target.Host] = r
+		paths = append(paths, r.Target.Host)
 	}
 	if len(paths) == 0 {
 		return found, nil
@@ -138,7 +139,7 @@ func (w *Watch) inspectRefs(ctx context.Context, refs []registry.Ref) (troubles,
 	return found, err
 }
 
-// lostMount names the missing mount of a publish, or returns "".
+// lostMount says which mount of a publish is missing; empty: none.
 func lostMount(r registry.Ref, mounted map[string]bool) string {
 	if r.Usage.Attachment != registry.BlockDevice && !mounted[r.Target.Host] {
 		return "it is not mounted any more"
@@ -159,19 +160,19 @@ func (w *Watch) troubleChange(v registry.View, refs []registry.Ref, found troubl
 		current[r.ClaimKey()] = r
 	}
 	for _, old := range refs {
-		now, inspected := found[old.ClaimKey()]
+		trouble, inspected := found[old.ClaimKey()]
 		r := current[old.ClaimKey()]
-		if !inspected || now == old.Trouble || r.ModifyIndex != old.ModifyIndex {
+		if !inspected || trouble == old.Trouble || r.ModifyIndex != old.ModifyIndex {
 			continue
 		}
 		if r.Trouble == "" {
 			r.Troubled = w.now()
 		}
-		kind, detail := registry.EventMountLost, now+": stop the alloc and place it again"
-		if now == "" {
+		kind, detail := registry.EventMountLost, trouble+": stop the alloc and place it again"
+		if trouble == "" {
 			kind, detail, r.Troubled = registry.EventMountBack, "its mount answers again", time.Time{}
 		}
-		r.Trouble = now
+		r.Trouble = trouble
 		vol, _ := v.VolumeByKey(r.Volume)
 		w.logger.Warn(string(kind), "volume", vol.VolumeName(), "alloc", r.Alloc, "path", r.Target.Host, "detail",
 			detail)
