@@ -44,7 +44,7 @@ var clusterStanza = &stanza{
 				"cannot be changed."},
 		{name: "endpoints", kind: isStrings, required: true, doc: "The URLs of etcd."},
 		{name: "lease_ttl", kind: isDuration, low: int64(2 * time.Second), high: int64(10 * time.Minute),
-			fallback: 10 * time.Second, doc: "A node that etcd has not heard of for so long is suspect. Its claims " +
+			fallback: 10 * time.Second, doc: "A node that etcd has not heard from for so long is suspect. Its claims " +
 				"stay."},
 		{name: "lost_nodes", kind: isChoice, words: []string{LostWait, LostFence}, fallback: LostWait,
 			doc: "With wait, the claims of a suspect node stay until it is back, or declared out of service. " +

@@ -75,8 +75,8 @@ const (
 	EventExecutor EventKind = "executor"       // another node makes the controller calls of the plugin; Detail names it
 
 	// Events of the nodes of a cluster. Node is the node in question. Detail says who caused the event, and why.
-	EventNodeSuspect      EventKind = "node suspect" // etcd has not heard of it for lease_ttl; its claims stay
-	EventNodeBack         EventKind = "node back"    // etcd has heard of it again
+	EventNodeSuspect      EventKind = "node suspect" // etcd has not heard from it for lease_ttl; its claims stay
+	EventNodeBack         EventKind = "node back"    // etcd has heard from it again
 	EventNodeReady        EventKind = "node ready"   // it takes claims again
 	EventNodeDraining     EventKind = "node draining"
 	EventNodeOutOfService EventKind = "node out of service"

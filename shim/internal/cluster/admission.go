@@ -81,7 +81,7 @@ func (s *session) follow(
 	}
 }
 
-// running is a set of tasks, by key, of which each runs only once at a time.
+// running is the set of the tasks that run now, by key. No task runs twice at a time.
 type running[K comparable] struct {
 	mu    sync.Mutex // guards keys
 	keys  map[K]bool
@@ -134,8 +134,8 @@ func mayHaveMounts(v registry.View) bool {
 }
 
 // Admitted returns nil if volumes may be staged and published on this node, because its claims in the view are still
-// its own. They are if this node has a valid lease that the view shows. A node with a valid lease is declared lost only
-// if it comes back while another node fences it.
+// its own. For that, this node needs a valid lease that the view shows. A node with a valid lease loses its claims only
+// if it comes back while another node fences it, so Admitted also checks that.
 func (n *Node) Admitted(v registry.View) error {
 	own, _ := v.NodeLease(n.State.node)
 	if lease := n.session.Lease(); lease == 0 || own.Lease != lease {

@@ -67,7 +67,7 @@ func (a *Attacher) FeasibleAttach(
 		node, _ := view.Node(to.Node)
 		served, _ := node.Find(registry.RoleNode, by.Plugin)
 		if !served.Fingerprint.Has(registry.PluginController) {
-			return nil
+			return nil // the plugin has no controller, so its volumes need not be attached
 		}
 	}
 	return []registry.Infeasible{{Kind: registry.InfeasibleUnhealthy,
@@ -137,7 +137,7 @@ func (a *Attacher) Attach(
 	})
 }
 
-// Detach is Controller.Detach at the executor. If another node detaches the volume, Detach ignores then.
+// Detach is Controller.Detach at the executor. The decisions in then are dropped if the executor is another node.
 func (a *Attacher) Detach(
 	ctx context.Context, by intent.Caller, key registry.VolumeKey, node registry.NodeName, then ...registry.Decision,
 ) error {
@@ -176,7 +176,8 @@ func (a *Attacher) executor(
 func (a *Attacher) Provide(
 	ctx context.Context, call registry.Call, spec registry.VolumeSpec, from registry.Origin,
 ) (v registry.Volume, err error) {
-	by, found := registry.ExecutorKey{Plugin: spec.Plugin, Node: spec.Node}, false
+	by := registry.ExecutorKey{Plugin: spec.Plugin, Node: spec.Node}
+	found := false
 	readVolume := func(view registry.View) error {
 		if v, found = view.Volume(spec.VolumeName()); found {
 			by = v.ExecutedBy()

@@ -34,7 +34,6 @@ func (a *Attacher) Serve(ctx context.Context, method string, text []byte) error 
 	if !open {
 		return registry.Errorf(registry.ErrConflict, "the call was withdrawn")
 	}
-	at := registry.AttachmentKey{Volume: r.Volume, Node: r.To.Node}
 	if method == attachMethod || method == detachMethod {
 		if err := a.settleOther(ctx, r); err != nil {
 			return err
@@ -44,6 +43,7 @@ func (a *Attacher) Serve(ctx context.Context, method string, text []byte) error 
 	case detachMethod:
 		return a.Controller.Detach(ctx, intent.Caller{}, r.Volume, r.To.Node)
 	case abandonMethod:
+		at := registry.AttachmentKey{Volume: r.Volume, Node: r.To.Node}
 		return a.Controller.DetachOrAbandon(ctx, intent.Caller{}, at, r.Forced)
 	case settleMethod:
 		return a.settle(ctx, r)

@@ -340,8 +340,8 @@ func (s *State) writeCopy(ctx context.Context, decide registry.Decision) (at reg
 	}
 }
 
-// reach is copyProgress.reach. Once the copy has all that earlier shims of this node have written, which is before
-// s.own, it also makes the state ready.
+// reach is copyProgress.reach. It also makes the state ready once the copy has reached s.own, and with it everything
+// that earlier shims of this node have written.
 func (s *State) reach(revision int64, commits []string, at registry.Seq) {
 	s.copy.reach(revision, commits, at)
 	select {
@@ -353,7 +353,8 @@ func (s *State) reach(revision int64, commits []string, at registry.Seq) {
 	}
 }
 
-// leaseEvents returns the events of nodes that have lost or regained their leases. One batch may have both of a node.
+// leaseEvents returns the events of nodes that have lost or regained their leases. A node may have both events in one
+// batch.
 func (s *State) leaseEvents(v registry.View, events []*clientv3.Event) (list []registry.Event) {
 	leases := map[registry.Key]registry.Record{} // nil: none
 	for _, e := range events {
@@ -371,7 +372,7 @@ func (s *State) leaseEvents(v registry.View, events []*clientv3.Event) (list []r
 			list = append(list, registry.Event{Kind: registry.EventNodeBack, Node: lease.Node, At: time.Now()})
 		case alive && e.Type == clientv3.EventTypeDelete:
 			list = append(list, registry.Event{Kind: registry.EventNodeSuspect, Node: before.Node, At: time.Now(),
-				Detail: "etcd has not heard of it for lease_ttl; its claims stay"})
+				Detail: "etcd has not heard from it for lease_ttl; its claims stay"})
 		}
 	}
 	return list

@@ -22,7 +22,8 @@ func (n *Node) Drain(
 		}
 		switch _, drained := r.Drains(); {
 		case r.Lost() && drained:
-			if r.Drain = (registry.Drain{}); on {
+			r.Drain = registry.Drain{}
+			if on {
 				r.Drain = registry.Drain{By: by, Reason: reason, Deadline: deadline}
 			}
 			return registry.Change{Put: []registry.Record{r}}, nil
@@ -66,7 +67,7 @@ func (n *Node) checkNotAlive(v registry.View, node registry.NodeName) error {
 	case !found || r.State == registry.NodeForgotten:
 		return n.unknown(node)
 	case alive:
-		return registry.Errorf(registry.ErrConflict, "node %s is alive: etcd has heard of it within the last %s; "+
+		return registry.Errorf(registry.ErrConflict, "node %s is alive: etcd has heard from it within the last %s; "+
 			"drain it, or stop the machine and try again after that time", node, n.session.ttl)
 	}
 	return nil
@@ -138,8 +139,8 @@ func (n *Node) lostChange(
 	_, alive := v.NodeLease(r.Name)
 	for _, e := range v.Executors() {
 		switch {
-		case len(change.Put) > registry.Batch: // drop the node's record
-			return registry.Change{Put: change.Put[1:]}
+		case len(change.Put) > registry.Batch:
+			return registry.Change{Put: change.Put[1:]} // the first batch, without the node's record
 		case alive && e.Holder == r.Name:
 			change.Put = append(change.Put, e.Dropped(n.Executors.now()))
 		case !alive && (e.Holder == r.Name || slices.Contains(e.Former, r.Name)):

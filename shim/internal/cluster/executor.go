@@ -90,7 +90,7 @@ func (e *Executors) isLocal(plugin registry.PluginID) bool {
 
 // Sending implements intent.Executors. If this node's lease was not renewed in time, Sending waits for the renewal.
 func (e *Executors) Sending(ctx context.Context, by registry.ExecutorKey) (done func(), err error) {
-	e.session.awaitFirst(ctx) // calls that a swap has interrupted are repeated first
+	e.session.awaitFirst(ctx) // else the first calls after a swap would fail without a lease
 	if by.Node == "" {
 		if err := e.awaitCommits(ctx); err != nil {
 			return nil, err
@@ -104,6 +104,7 @@ func (e *Executors) Sending(ctx context.Context, by registry.ExecutorKey) (done 
 			executor, err = e.Check(v, by)
 			return err
 		})
+		// Without a holder, this node makes the calls for its own volume, and needs no lease.
 		if err == nil && (executor.Holder == "" || executor.Lease == e.session.Lease()) {
 			return done, nil
 		}
@@ -240,8 +241,8 @@ func (e *Executors) healthy(plugin registry.PluginID) bool {
 }
 
 // take makes this node the executor of the plugin, unless another node is. Before its first call, a new executor
-// deletes the late calls of nodes that are no longer former executors. Later, such a node may have become a former
-// executor again. take does nothing without a valid lease. It does not take the role while this node has to take down
+// deletes the late calls of nodes that are no longer former executors, because such a node may become a former executor
+// again later. take does nothing without a valid lease. It does not take the role while this node has to take down
 // mounts because it was declared lost.
 func (e *Executors) take(ctx context.Context, plugin registry.PluginID) error {
 	lease := e.session.Lease()
@@ -277,8 +278,8 @@ func (e *Executors) take(ctx context.Context, plugin registry.PluginID) error {
 	return err
 }
 
-// leave records that this node is no longer the executor of the plugin. While its plugin runs here, it becomes a former
-// executor, because a call may begin just now. HandOver settles such calls.
+// leave records that this node is no longer the executor of the plugin. While the plugin runs here, the node becomes a
+// former executor, because a call may begin just now. HandOver settles such calls.
 func (e *Executors) leave(ctx context.Context, plugin registry.PluginID) error {
 	_, err := registry.Ensure(ctx, e.state, func(v registry.View) (registry.Change, error) {
 		executor, _ := v.Executor(plugin)

@@ -59,7 +59,8 @@ func (n *Node) fenceLost(ctx context.Context) error {
 func (f *fencer) review(ctx context.Context) (wait time.Duration, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	now, known := f.session.boot(), f.suspects
+	now := f.session.boot()
+	known := f.suspects
 	f.suspects = map[registry.NodeName]*suspect{}
 	aliveAgain := map[registry.NodeName]bool{} // their mark has to be removed
 	err = f.State.View(ctx, func(v registry.View) error {
@@ -68,11 +69,13 @@ func (f *fencer) review(ctx context.Context) (wait time.Duration, err error) {
 			if r.Name == f.State.node || r.Lost() || alive && r.Fencing.By != f.State.node || !alive && f.fence == nil {
 				continue
 			}
-			aliveAgain[r.Name], f.suspects[r.Name] = alive, known[r.Name]
-			if known[r.Name] == nil {
+			aliveAgain[r.Name] = alive
+			s := known[r.Name]
+			if s == nil {
 				due := now + max(f.grace(v, r.Name), f.pause(r.Fencing))
-				f.suspects[r.Name] = &suspect{due: due, tries: r.Fencing.Tries}
+				s = &suspect{due: due, tries: r.Fencing.Tries}
 			}
+			f.suspects[r.Name] = s
 		}
 		return nil
 	})
@@ -89,7 +92,7 @@ func (f *fencer) review(ctx context.Context) (wait time.Duration, err error) {
 	return wait, err
 }
 
-// grace returns how much longer a suspect node is given before it is fenced. The wait of earlier shims counts.
+// grace returns how much longer to wait before a suspect node is fenced. The time that it has been suspect counts.
 func (f *fencer) grace(v registry.View, node registry.NodeName) time.Duration {
 	since := v.SuspectSince(node)
 	if since.IsZero() {
@@ -134,10 +137,11 @@ func (f *fencer) fenceOnce(ctx context.Context, node registry.NodeName) error {
 			return registry.Change{}, nil
 		}
 		if failed == nil {
-			const why = "etcd had not heard of it"
+			const why = "etcd had not heard from it"
 			return f.lostChange(v, r, registry.NodeFenced, registry.EventNodeFenced, own, why), nil
 		}
-		now, why := f.Executors.now(), fmt.Sprintf("%s cannot fence it: %v", own, failed)
+		now := f.Executors.now()
+		why := fmt.Sprintf("%s cannot fence it: %v", own, failed)
 		change := registry.Change{}
 		if r.Fencing.Failed != why {
 			change.Events = []registry.Event{{

@@ -9,9 +9,9 @@ import (
 	"holdfast/registry"
 )
 
-// Forget removes a node that never comes back from the lists of nodes, and ends its drain. Calls that wait for the node
-// end with ErrUncertain. After an error, this shim or the next one may repeat Forget. ErrNotFound: there was never such
-// a node. ErrConflict: the node is alive, or records depend on it; the error names them.
+// Forget takes a node off the lists of nodes because it will never come back, and ends its drain. Calls that wait for
+// the node end with ErrUncertain. After an error, this shim or the next one may repeat Forget. ErrNotFound: there has
+// never been such a node. ErrConflict: the node is alive, or records depend on it; the error names them.
 func (n *Node) Forget(ctx context.Context, node registry.NodeName, by, reason string) error {
 	if node == n.State.node {
 		return registry.Errorf(registry.ErrConflict, "node %s is this node; forget it at another one", node)
@@ -119,7 +119,7 @@ func heldBy(v registry.View, node registry.NodeName) (list []string) {
 	return list
 }
 
-// executorFor describes the plugins of which the node is the executor or a former executor.
+// executorFor describes the plugins that have the node as the executor or a former executor.
 func executorFor(v registry.View, node registry.NodeName) (list []string) {
 	for _, e := range v.Executors() {
 		if e.Holder == node || slices.Contains(e.Former, node) {

@@ -23,16 +23,17 @@ const repeatsAtOnce = 32
 // repeatBackoff is the wait between two repetitions of a call.
 var repeatBackoff = intent.Backoff{First: 500 * time.Millisecond, Max: time.Minute}
 
-// HandOver settles the calls that this node has begun while it was the executor, until ctx ends. A call may run on at
-// its plugin after its shim was killed, or after its deadline: CSI has no way to cancel it. Another executor sends a
-// different call for its volume only once there is evidence that it has ended here. Evidence is one of:
+// HandOver settles the calls that this node began while it was the executor, until ctx ends. A call may run on at its
+// plugin after its shim was killed, or after its deadline: CSI has no way to cancel it. Another executor sends a
+// different call for the same volume only once there is evidence that the earlier call has ended here. Evidence is one
+// of:
 //
-//   - an answer to the same call by each controller instance of the plugin on this node. A repeated call continues
-//     where the first one was; so the next executor repeats it too, but its own plugin cannot know what runs here.
+//   - an answer to the repeated call by each controller instance of the plugin on this node. An instance continues a
+//     call that is repeated. The next executor repeats the call too, but its instance cannot know what runs here.
 //   - no such instance runs: the host has reported that their tasks have exited.
-//   - the node was fenced or declared out of service (Node.lost).
+//   - the node was fenced or declared out of service (registry.Node.Lost).
 //
-// A probe that is answered, a lease that has ended and a deadline that has passed are none.
+// A probe that is answered, a lease that has ended and a deadline that has passed are no evidence.
 func (e *Executors) HandOver(ctx context.Context) error {
 	e.session.awaitFirst(ctx)
 	var all sync.WaitGroup
@@ -57,11 +58,11 @@ func (e *Executors) HandOver(ctx context.Context) error {
 type handOver struct {
 	*Executors
 	plugin   registry.PluginID
-	holder   registry.NodeName // the executor when settle last ran, and its term
-	term     uint64
+	holder   registry.NodeName             // the executor when settle last ran
+	term     uint64                        // the executor's term when settle last ran
 	known    map[registry.Key]registry.Seq // the ModifyIndex of the calls when settle last ran
 	earlier  uint64                        // calls of this shim up to this number may be among the known ones
-	attempts map[attemptKey]attempt        // by call that has not ended
+	attempts map[attemptKey]attempt        // of calls that have not ended
 }
 
 // attemptKey names a call. If the Failed of a call changes, its attempts begin again.
@@ -122,7 +123,7 @@ func (h *handOver) settle(ctx context.Context) error {
 	return err
 }
 
-// unknown reports whether settle has not seen the call yet, or it was given up again since.
+// unknown reports whether settle has not seen the call yet, or the call has been given up again since.
 func (h *handOver) unknown(c registry.LateCall) bool {
 	at, known := h.known[c.Key()]
 	return !known || at != c.ModifyIndex
@@ -155,10 +156,10 @@ func (h *handOver) settleChange(v registry.View, ended map[registry.Key]bool) (c
 }
 
 // repeatAll repeats the calls that are due at each instance of the plugin's controller on this node. It returns the
-// calls that all instances have answered, and why others may still run. If there is no
-// instance, all calls have ended.
+// calls that all instances have answered, and why others may still run. If there is no instance, all calls have ended.
 func (h *handOver) repeatAll(ctx context.Context, calls []registry.LateCall) (ended map[registry.Key]bool, err error) {
-	instances, last := h.instances(h.plugin), h.attempts
+	instances := h.instances(h.plugin)
+	last := h.attempts
 	h.attempts, ended = map[attemptKey]attempt{}, map[registry.Key]bool{}
 	tries := make([]attempt, len(calls))
 	slots := make(chan struct{}, repeatsAtOnce)
@@ -190,7 +191,7 @@ func (h *handOver) repeatAll(ctx context.Context, calls []registry.LateCall) (en
 		}
 	}
 	if more := len(errs) - 1; more > 0 {
-		errs = []error{errs[0], fmt.Errorf("so may %d other calls", more)}
+		errs = []error{errs[0], fmt.Errorf("%d other calls may still run too", more)}
 	}
 	return ended, errors.Join(errs...)
 }

@@ -8,10 +8,10 @@ import (
 
 // keys are the keys of one cluster in etcd, below its prefix "/holdfast/CLUSTER/":
 //
-//	r/BUCKET/PATH   a shared record as JSON, or an index entry with an empty object. What was deleted has an empty
-//	                value for tombstoneTTL. The answer of a remote call stays for answerTTL, or until its caller has it
+//	r/BUCKET/PATH   a shared record as JSON, or an index entry with an empty object. A deleted key has an empty value
+//	                for tombstoneTTL. The answer of a remote call stays for answerTTL, or until its caller has it
 //	node/NAME       the member ID of the node, and the ID of its active shim
-//	barrier/NAME    no commit of the node succeeds that was decided on an older copy: see State.Settle
+//	barrier/NAME    a commit of the node fails if it was decided before the last change of this key: see State.Settle
 //	log             the logEntry of the last transaction
 type keys struct{ prefix string }
 

@@ -48,7 +48,7 @@ func Leave(
 
 var errNoMember = registry.Errorf(registry.ErrConflict, "this node is a member of no cluster")
 
-// leave has the cluster forget this node. No shim of the node runs.
+// leave makes the cluster forget this node. No shim of the node runs.
 func (n *Node) leave(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
 	defer cancel()
@@ -111,9 +111,9 @@ func checkIdle(v registry.View, node registry.NodeName) error {
 	return registry.Errorf(registry.ErrConflict, "node %s still has %s; %s", node, joinSome(has), leaveAdvice(node))
 }
 
-// LeaveLost has the store of a node forget a cluster that does not exist any more. confirm is the cluster's ID. Without
-// it, LeaveLost returns an ErrDenied that says what may be lost. No shim of the node may run. ErrConflict: the node is
-// no member, or has volumes mounted.
+// LeaveLost makes the store of a node forget a cluster that does not exist any more. confirm is the cluster's ID.
+// Without it, LeaveLost returns an ErrDenied that says what may be lost. No shim of the node may run. ErrConflict: the
+// node is no member, or has volumes mounted.
 func LeaveLost(
 	ctx context.Context, local registry.State, node registry.NodeName, confirm string,
 ) (cluster string, err error) {

@@ -88,7 +88,7 @@ func (s *State) memberID(ctx context.Context) (id string, why, failed error) {
 }
 
 // checkFormation returns an error if the cluster expects another number of nodes than this node does. A registered node
-// passes in any case: it may have claims, and without a lease other nodes may fence it.
+// passes in any case: it may have claims, and other nodes may fence it if it does not get a lease.
 func (s *State) checkFormation(ctx context.Context) error {
 	found, err := s.read(ctx, registry.Formation{Cluster: s.id}.Key())
 	formation, _ := found.(registry.Formation)
@@ -129,8 +129,8 @@ func (s *State) declaredLost(ctx context.Context) bool {
 	return err == nil && is && node.Lost()
 }
 
-// registered returns the key value of this node's registration; nil: there is none. It returns an ErrConflict if
-// another member has the name of the node.
+// registered returns the node's key in etcd with its value; nil: there is none. It returns an ErrConflict if another
+// member has the name of the node.
 func (s *State) registered(ctx context.Context, member string) (kv *mvccpb.KeyValue, err error) {
 	var other bool
 	err = s.request(ctx, func(ctx context.Context) error {

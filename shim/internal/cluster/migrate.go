@@ -197,8 +197,8 @@ func nameOf(r registry.Record) string {
 	return fmt.Sprintf("record of %s with the key %q", r.Key().Bucket, r.Key().Path)
 }
 
-// write writes records if neither they nor their neighbours in an index have changed in the cluster since readCluster:
-// another node may have registered the volume under another name.
+// write writes records if neither they nor their neighbours in an index have changed in the cluster since readCluster.
+// A new neighbour may be the same volume, which another node has registered under another name.
 func (m *migration) write(ctx context.Context, batch []registry.Record) error {
 	ctx, cancel := context.WithTimeout(ctx, migrateTimeout)
 	defer cancel()

@@ -52,7 +52,7 @@ type Options struct {
 	Serve func(ctx context.Context, method string, request []byte) (reply []byte, err error)
 	// Fence returns once a lost node cannot write any more.
 	Fence func(context.Context, registry.NodeName) error
-	// Repeat repeats a call that this node has begun as a former executor. It returns nil once an answer of the
+	// Repeat repeats a call that this node began while it was the executor. It returns nil once an answer of the
 	// instance shows that the call has ended there.
 	Repeat func(context.Context, registry.Instance, registry.LateCall) error
 	// Sending is called with each change directly before it is sent to etcd; nil: nothing is called. Tests end the
@@ -290,21 +290,22 @@ func (n *Node) form(v registry.View, change *registry.Change) {
 func samePlugin(a, b registry.NodePlugin) bool {
 	return a.Plugin == b.Plugin && a.Node == b.Node && a.Controller == b.Controller && a.NodeID == b.NodeID &&
 		a.Local == b.Local && a.NodeUnhealthy == b.NodeUnhealthy && a.ControllerUnhealthy == b.ControllerUnhealthy &&
-		slices.Equal(a.Capabilities, b.Capabilities) &&
-		a.MaxVolumes == b.MaxVolumes && registry.Topologies([]registry.Topology{a.Topology}) ==
-		registry.Topologies([]registry.Topology{b.Topology})
+		slices.Equal(a.Capabilities, b.Capabilities) && a.MaxVolumes == b.MaxVolumes &&
+		registry.Topologies([]registry.Topology{a.Topology}) == registry.Topologies([]registry.Topology{b.Topology})
 }
 
 // PluginsOf describes the plugins of this node, sorted by name.
 func PluginsOf(instances []registry.Instance) (list []registry.NodePlugin) {
-	known := map[registry.PluginID]int{}
+	positions := map[registry.PluginID]int{} // in list
 	for _, i := range instances {
-		at, found := known[i.Plugin]
+		at, found := positions[i.Plugin]
 		if !found {
 			at = len(list)
-			known[i.Plugin], list = at, append(list, registry.NodePlugin{Plugin: i.Plugin})
+			positions[i.Plugin] = at
+			list = append(list, registry.NodePlugin{Plugin: i.Plugin})
 		}
-		p, healthy := &list[at], i.Health.State == registry.Healthy
+		p := &list[at]
+		healthy := i.Health.State == registry.Healthy
 		p.Local = p.Local || i.Local()
 		switch {
 		case i.Role == registry.RoleController:

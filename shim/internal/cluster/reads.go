@@ -70,7 +70,7 @@ func (r *reads) guards(c registry.Change, since int64) guards {
 		all[guard{prefix, true}] = since
 	}
 	addKey := func(key string) {
-		if !all.include(key) {
+		if !all.cover(key) {
 			all[guard{key, false}] = since
 		}
 	}
@@ -114,8 +114,8 @@ func (g guards) mergeByBucket(k keys) guards {
 	return merged
 }
 
-// include reports whether the guards notice a change of the key.
-func (g guards) include(key string) bool {
+// cover reports whether the guards notice a change of the key.
+func (g guards) cover(key string) bool {
 	if _, found := g[guard{key, false}]; found {
 		return true
 	}

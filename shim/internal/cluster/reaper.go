@@ -21,8 +21,8 @@ type Reaper struct {
 
 	running running[registry.AttachmentKey]
 	mu      sync.Mutex // guards clean
-	// clean has the epoch of each lost node that has nothing left. Such a node gets nothing new before it is back. The
-	// record of a node whose machine is gone stays, and clean saves searching the many claims again for it.
+	// clean has the epoch of each lost node that has nothing left. Such a node gets nothing new before it is back, and
+	// the record of a node that never comes back stays. So clean saves searching all claims again for such nodes.
 	clean map[registry.NodeName]uint64
 }
 
@@ -177,7 +177,7 @@ func (r *Reaper) unmark(ctx context.Context) error {
 }
 
 // comeBack makes this node ready (or draining, if it was) after it was declared lost, once it has no mounts, claims and
-// attachments left. Until then it has the node's volumes released (Allocs.Lose).
+// attachments left. Until then it makes the allocs release their volumes (Allocs.Lose).
 func (r *Reaper) comeBack(ctx context.Context) error {
 	var own registry.Node
 	var takesDown, hasMounts, hasRecords bool

@@ -47,7 +47,7 @@ const (
 	Anew
 )
 
-// Call has the executor of the call's plugin, or the node To, carry out the call, and returns the reply. It waits for
+// Call makes the executor of the call's plugin, or the node To, carry out the call, and returns the reply. It waits for
 // an executor. ErrHere means that this node is the executor and has to carry out the call itself. If ctx ends, the call
 // continues; the caller can wait for it again with the same ID.
 func (r *Remote) Call(ctx context.Context, c registry.RemoteCall, repeated Repetition) (reply []byte, err error) {
@@ -64,7 +64,10 @@ func (r *Remote) Call(ctx context.Context, c registry.RemoteCall, repeated Repet
 				return registry.Change{Put: []registry.Record{operationOf(c, answer.Reply)}}, nil
 			})
 		}
-		return r.takeAnswer(ctx, answer, err)
+		if err != nil {
+			return nil, err
+		}
+		return r.takeAnswer(ctx, answer)
 	}
 }
 
@@ -110,7 +113,7 @@ func reusedError(id registry.OperationID, method string) error {
 }
 
 // ask makes sure that the call has a record, which asks the call's executor to carry it out. A record with an answer
-// stays as it is. Otherwise, if this node is the executor, ask deletes the record and returns here.
+// stays as it is. Otherwise, if this node is the executor, ask deletes the record and returns true.
 func (r *Remote) ask(ctx context.Context, c registry.RemoteCall, anew bool) (here bool, err error) {
 	_, err = registry.Ensure(ctx, r.state, func(v registry.View) (registry.Change, error) {
 		stored, found := v.RemoteCall(c.ID)
@@ -161,15 +164,11 @@ func (r *Remote) wait(ctx context.Context, c registry.RemoteCall) (answer regist
 	}
 }
 
-// takeAnswer deletes the record of an answered call, and returns the reply or error in it. If err is not nil, it only
-// returns err.
-func (r *Remote) takeAnswer(ctx context.Context, c registry.RemoteCall, err error) ([]byte, error) {
-	if err == nil {
-		_, err = r.state.Commit(ctx, func(registry.View) (registry.Change, error) {
-			return registry.Change{Delete: []registry.Key{c.Key()}}, nil
-		})
-	}
-	if err != nil {
+// takeAnswer deletes the record of an answered call, and returns the reply or error in it.
+func (r *Remote) takeAnswer(ctx context.Context, c registry.RemoteCall) ([]byte, error) {
+	if _, err := r.state.Commit(ctx, func(registry.View) (registry.Change, error) {
+		return registry.Change{Delete: []registry.Key{c.Key()}}, nil
+	}); err != nil {
 		return nil, err
 	}
 	if len(c.Status) == 0 {
@@ -219,9 +218,9 @@ func (r *Remote) Run(ctx context.Context) error {
 // maxAnswer bounds an answer in bytes: etcd takes requests of 1.5 MiB, and JSON makes the answer larger by a third.
 const maxAnswer = 1 << 20
 
-// carryOut carries out a call and stores its answer. It repeats the call if this node has lost and regained the role of
-// the executor meanwhile, or if the answer cannot be stored. It ends without an answer if this node is no longer the
-// executor, or if the call was deleted.
+// carryOut carries out a call and stores its answer. It repeats the call if the call fails and this node has lost and
+// regained the role of the executor meanwhile, or if the answer cannot be stored. It ends without an answer if this
+// node is no longer the executor, or if the call was deleted.
 func (r *Remote) carryOut(ctx context.Context, c registry.RemoteCall) {
 	for ctx.Err() == nil {
 		open, err := viewed(ctx, r.state, func(v registry.View) bool {

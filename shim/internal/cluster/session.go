@@ -16,7 +16,7 @@ import (
 	"holdfast/registry"
 )
 
-// LeaseTTL is how long a node counts as alive after etcd has last heard of it.
+// LeaseTTL is how long a node counts as alive after etcd has last heard from it.
 const LeaseTTL = 10 * time.Second
 
 // session keeps the lease of this node's shim. The end of a lease never frees a claim: it makes the node suspect, and
@@ -92,8 +92,8 @@ func (s *session) Run(ctx context.Context) error {
 	}
 }
 
-// tryChange has etcd make a change, if it refused the last one because it was full, to find out whether it still is. A
-// member that is being defragmented may renew leases and yet not answer changes for long, so the try is short.
+// tryChange makes a change in etcd if etcd has refused one because it was full, to find out whether it still is full. A
+// member that is being defragmented may renew leases but not answer a change for a long time, so the try is short.
 func (s *session) tryChange(ctx context.Context) {
 	if s.state.health.fullError() == nil {
 		return
@@ -173,8 +173,8 @@ func (s *State) leaseIn(v registry.View) int64 {
 }
 
 // alive returns two conditions: no later shim of the node has become active, and the node has the same lease as when it
-// decided. A process that was frozen has lost the lease by then. Its guards alone would not notice deletions so long
-// ago that etcd has forgotten them.
+// decided. A process that was frozen for long has lost that lease. Its guards alone would not notice deletions that
+// etcd has forgotten meanwhile.
 func (s *State) alive(d decision) []clientv3.Cmp {
 	conditions := []clientv3.Cmp{s.active()}
 	if d.lease != 0 { // a node decides without a lease only until it gets one

@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	tombstoneTTL = 15 * time.Minute       // 4/5 of it is longer than any node has an old copy and its lease (lease_ttl)
-	answerTTL    = time.Hour              // of the answer to a remote call, whose caller may stay away
+	tombstoneTTL = 15 * time.Minute       // of a deleted key; 4/5 of it (leaseOf) is more than the longest lease_ttl
+	answerTTL    = time.Hour              // of the answer to a remote call, whose caller may never fetch it
 	tryTimeout   = 5 * time.Second        // of one request to etcd
 	retryPause   = 100 * time.Millisecond // before a request is repeated
 )
@@ -40,9 +40,9 @@ type State struct {
 	copy     copyProgress
 	health   *etcdHealth
 	abandon  context.CancelCauseFunc // ends Run; set before ready is closed
-	sending  func(registry.Change)
+	sending  func(registry.Change)   // see Options
 	groups   groups
-	lastView atomic.Pointer[viewRevision] // the copy in the last view that a decision saw
+	lastView atomic.Pointer[viewRevision] // of the last decision
 
 	doubts     atomic.Int64 // counts the commits that have ended and may still be carried out
 	settled    atomic.Int64 // how many of them are certainly carried out or never will be
@@ -50,7 +50,7 @@ type State struct {
 	answers    expiry       // of answered remote calls
 }
 
-// expiry is a lease for keys that have to expire after about its time to live.
+// expiry has a lease for keys that have to expire after about ttl, and replaces it in time (leaseOf).
 type expiry struct {
 	ttl      time.Duration
 	current  atomic.Pointer[leased]
@@ -122,10 +122,10 @@ func (s *State) View(ctx context.Context, read func(registry.View) error) error 
 	return s.local.View(ctx, read)
 }
 
-// Commit implements registry.State. A change of records of this node needs no etcd. decide may be called several
-// times: until nothing that it has read has changed before its change was written. A refusal by decide, too, is
-// returned only if it was true in etcd at that moment. The decisions of one commit have a transaction each; independent
-// ones of commits at the same time share one.
+// Commit implements registry.State. A change of this node's own records does not need etcd. A decision is made again if
+// something that it has read was changed in etcd before its change was written. A refusal, too, is returned only once
+// etcd has confirmed what it has read. Each decision of a commit has its own transaction, which it may share with
+// independent decisions of other commits.
 func (s *State) Commit(ctx context.Context, decisions ...registry.Decision) (at registry.Seq, err error) {
 	for _, decide := range decisions {
 		if at, err = s.commit(ctx, decide); err != nil {
@@ -148,6 +148,7 @@ func (s *State) commit(ctx context.Context, decide registry.Decision) (registry.
 			}
 			continue
 		}
+		// a decision that is made again is written alone
 		at, done, err := s.commitShared(ctx, d, first && !d.change.Empty())
 		if done || err != nil {
 			return at, err
@@ -167,7 +168,8 @@ type decision struct {
 	values  map[registry.Key]string // see valuesOf
 }
 
-// local reports whether the decision needs no etcd: it changes no shared records, and is no refusal because of some.
+// local reports whether the decision does not need etcd: it changes no shared records, and is no refusal that depends
+// on shared records.
 func (d decision) local() bool {
 	shared, _ := d.change.Split()
 	return len(shared.Put)+len(shared.Delete) == 0 && (d.refused == nil || !d.reads.any())
@@ -175,9 +177,7 @@ func (d decision) local() bool {
 
 // decide calls the caller's function with a view of the copy. If the decision needs etcd, it also sets guards and
 // values. A refusal is no error of decide.
-func (s *State) decide(
-	ctx context.Context, decide func(registry.View) (registry.Change, error),
-) (d decision, err error) {
+func (s *State) decide(ctx context.Context, decide registry.Decision) (d decision, err error) {
 	err = s.local.View(ctx, func(v registry.View) (err error) {
 		d.reads = newReads(v.Reader, s.keys)
 		d.index, d.since, d.lease = v.Index(), s.revisionIn(v), s.leaseIn(v)
@@ -195,7 +195,7 @@ func (s *State) decide(
 	return d, err
 }
 
-// revisionIn returns the revision of the copy in a view of what is committed.
+// revisionIn returns the revision of the copy in a view of committed records.
 func (s *State) revisionIn(v registry.View) int64 {
 	if last := s.lastView.Load(); last != nil && last.index == v.Index() {
 		return last.revision
@@ -209,9 +209,7 @@ func (s *State) revisionIn(v registry.View) int64 {
 var errShared = errors.New("the change has shared records")
 
 // commitLocal commits a decision. It returns errShared if the decision changes shared records.
-func (s *State) commitLocal(
-	ctx context.Context, decide func(registry.View) (registry.Change, error),
-) (registry.Seq, error) {
+func (s *State) commitLocal(ctx context.Context, decide registry.Decision) (registry.Seq, error) {
 	return s.local.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		change, err := decide(v)
 		if shared, _ := change.Split(); err == nil && len(shared.Put)+len(shared.Delete) > 0 {
@@ -241,7 +239,7 @@ func (s *State) commitShared(ctx context.Context, d decision, grouped bool) (at 
 
 // write writes a decision, or several independent ones, if they still hold. It calls answered once etcd has answered.
 func (s *State) write(ctx context.Context, d decision, answered func()) (at registry.Seq, done bool, err error) {
-	if d.lease == 0 { // no condition notices what etcd has forgotten: see alive
+	if d.lease == 0 { // no condition notices deletions that etcd has forgotten: see alive
 		limited, cancel := context.WithTimeout(ctx, tombstoneTTL/2)
 		defer cancel()
 		ctx = limited
@@ -253,7 +251,7 @@ func (s *State) write(ctx context.Context, d decision, answered func()) (at regi
 		return 0, false, unavailable(err)
 	}
 	defer func() {
-		if err != nil && len(writes) > 0 {
+		if err != nil && len(writes) > 0 { // etcd may still carry out the transaction
 			s.doubts.Add(1)
 		}
 	}()
@@ -269,7 +267,7 @@ func (s *State) write(ctx context.Context, d decision, answered func()) (at regi
 	})
 	answered()
 	switch {
-	case errors.Is(err, rpctypes.ErrLeaseNotFound): // of leaseOf: the machine was suspended for longer
+	case errors.Is(err, rpctypes.ErrLeaseNotFound): // the lease of leaseOf has expired: the machine was suspended
 		s.tombstones.current.Store(nil)
 		s.answers.current.Store(nil)
 		return 0, false, nil
@@ -332,7 +330,7 @@ func (s *State) operations(ctx context.Context, d decision, commit string) (ops 
 }
 
 // resolve handles the answer that the conditions of a commit do not hold. An earlier try of the same commit, whose
-// answer was lost, may be the reason.
+// answer was lost, may be the reason. The responses are those of the Else branch in write.
 func (s *State) resolve(
 	ctx context.Context, d decision, answer *clientv3.TxnResponse, applied <-chan registry.Seq,
 ) (at registry.Seq, done bool, err error) {

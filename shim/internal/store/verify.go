@@ -216,8 +216,8 @@ func keyOf(file io.ReaderAt, pageStart int64, i int) (key []byte, child uint64, 
 	if _, err := file.ReadAt(element[:], at); err != nil {
 		return nil, 0, err
 	}
-	// An element of a branch has the offset and size of the key, and the page (8 bytes). An element of a leaf has flags,
-	// offset and size of the key, and size of the value. Offsets count from the element.
+	// An element of a branch has the key's offset and size, and the page (8 bytes). An element of a leaf has flags, the
+	// key's offset and size, and the value's size. Offsets count from the element.
 	offset, size := order.Uint32(element[:]), order.Uint32(element[4:])
 	if order.Uint16(header[8:]) == leafFlag {
 		offset, size = order.Uint32(element[4:]), order.Uint32(element[8:])
