@@ -74,7 +74,7 @@ def main(shim_program, *plugin_command):
         raise SystemExit(f"{e.code().name}: {e.details()}")
     finally:
         shim.stop()
-        # A host that goes on later leaves all this. The shim has made two directories shared mounts.
+        # A host that continues later would leave all this in place. The shim has made two directories shared mounts.
         subprocess.run(["umount", f"{work}/state/mnt", f"{work}/run"], check=False)
         subprocess.run(["rm", "-rf", "--one-file-system", work], check=True)  # never the content of a mount
 

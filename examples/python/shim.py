@@ -47,7 +47,7 @@ class Shim:
             digest = hashlib.sha256(binary.read()).hexdigest()
             if digest != pathlib.Path(program + ".sha256").read_text().split()[0]:
                 raise SystemExit(f"{program} has the SHA-256 {digest}, not that of {program}.sha256")
-            life, self.life = os.pipe()  # its end tells the shim that the host is gone
+            life, self.life = os.pipe()  # the shim ends when self.life is closed, which the kernel does if this dies
             environment = {
                 "PATH": os.environ["PATH"],
                 "HOLDFAST_SHIM": COOKIE,

@@ -1,4 +1,4 @@
-# Uses a volume that was made with mount options, and says which mount it has got.
+# Uses a volume that was made with mount options, and prints its mount.
 
 job "archive" {
   type = "batch"

@@ -1,4 +1,4 @@
-# The least that runs a plugin: a task. Holdfast makes a job and a group of its name.
+# The smallest file that runs a plugin: a task. Holdfast makes a job and a group of the same name.
 
 task "loopfs-alone" {
   driver = "exec"

@@ -1,5 +1,5 @@
-# A job that brings its volumes, created with its allocs. Each alloc has one that is deleted when the job is stopped,
-# and one that stays.
+# A job whose volumes are created with its allocs. Each alloc has one that is deleted when the job is stopped, and one
+# that stays.
 
 job "created" {
   type = "service"

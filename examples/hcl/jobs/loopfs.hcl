@@ -26,7 +26,7 @@ job "loopfs" {
         # In a cluster, each node has its own volumes.
         controller_scope = "node"
 
-        # Ours: how often the plugin is probed, and how many misses make it unhealthy.
+        # Nomad has no such block: how often the plugin is probed, and how many misses make it unhealthy.
         heartbeat {
           interval = "2s"
           timeout  = "1s"

@@ -1,4 +1,4 @@
-# The node part of the NFS driver: one on every machine. Mounts outlive the task only on the host's network.
+# The node part of the NFS driver: one on every machine. Its mounts outlive the task because network_mode is "host".
 
 job "nfs-nodes" {
   datacenters = ["*"]

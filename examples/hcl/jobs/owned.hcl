@@ -1,5 +1,5 @@
-# A task that is not root writes to a new volume. The owner, group and mode of the volume are set once, before its first
-# use, also if the plugin cannot do that.
+# A task that is not root writes to a new volume. Holdfast sets the owner, group and mode of the volume once, before its
+# first use, also if the plugin cannot do that.
 
 job "owned" {
   type = "batch"

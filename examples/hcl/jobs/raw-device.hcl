@@ -1,5 +1,5 @@
-# A task that gets a volume as a block device, next to a volume of the orchestrator's own, which is carried as it
-# stands.
+# A task that gets a volume as a block device, next to a volume of the orchestrator's own, which Holdfast passes on
+# unchanged.
 
 job "raw-device" {
   type = "batch"

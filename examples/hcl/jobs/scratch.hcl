@@ -1,6 +1,6 @@
 # Two allocs, each with a volume of its own, which the plugin makes for the alloc and removes with it: an ephemeral
-# block stands where other volumes have their source. It may have a context with parameters of the plugin, and secrets
-# as in volume files.
+# block stands where other volumes have their source. The block may have a context with parameters of the plugin, and
+# secrets as in volume files.
 
 job "scratch" {
   type = "batch"

@@ -1,6 +1,6 @@
-# Tasks that see parts of one volume: the one that writes has a directory of its alloc's own and one to share, the one
-# that reads has only the latter, read-only. What is missing is made for a mount that may write, like the directory that
-# it is made in. Symbolic links in the volume are followed for as long as they stay in it.
+# Tasks that see parts of one volume: the writing task has a directory of its alloc and a shared one, the reading task
+# has only the shared one, read-only. For a mount that may write, missing directories are made with the mode of their
+# parent. Symbolic links in the volume are followed if they stay in it.
 
 job "sub-paths" {
   type = "batch"

@@ -1,5 +1,5 @@
-# A Ceph image, to be created. A secret is never written into a file: it says where its value is to be had, each time
-# that a call needs it.
+# A Ceph image, to be created. Secrets are references: the file says where their values are, and each call reads them
+# anew.
 
 id           = "database"
 name         = "database"

@@ -1,5 +1,5 @@
-# A copy of the volume archive, which is in the same namespace. If the plugin alone knows the volume to be copied, its
-# id there is written as clone_external_id instead.
+# A copy of the volume archive, which is in the same namespace. If only the plugin knows the volume to be copied, give
+# the plugin's id for it as clone_external_id instead.
 
 id        = "archive-copy"
 type      = "csi"

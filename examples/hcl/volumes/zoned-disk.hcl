@@ -1,4 +1,4 @@
-# A cloud disk from a snapshot, in one of two racks, better in the first.
+# A cloud disk from a snapshot, in one of two racks, preferably the first.
 
 id           = "archive"
 type         = "csi"
