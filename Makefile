@@ -17,7 +17,7 @@ NEXT := $(CURDIR)/.cache/next.overlay.json
 COMPAT := TestVersionSkew|TestVersionSkewIsSeen|TestStateOutsideTheWindow|TestStateBeyondTheWindow
 COMPAT := ^($(COMPAT)|TestRollbackToTheReleaseBefore|TestSwapAddsAField|TestNewerRPCPassesTheHost)$$
 
-# Of make install and make deb. DESTDIR is a directory to install into instead of /.
+# For make install and make deb. DESTDIR is a directory to install into instead of /.
 PREFIX  ?= /usr/local
 VERSION := $(shell sed -n 's/^const Version = "\(.*\)"/\1/p' host/start.go)
 ARCH     = $(shell $(GO) env GOARCH)
@@ -28,7 +28,7 @@ UNITS    = $(DESTDIR)$(PREFIX)/lib/systemd/system
 # Packages to test at a time.
 PACKAGES ?= $(shell nproc)
 
-# A program with the race detector sleeps for a second before it exits by default. The tests start thousands.
+# By default a program with the race detector sleeps for a second before it exits. The tests start thousands of them.
 export GORACE ?= atexit_sleep_ms=0
 
 # CSI allows 128 bytes for the path of a volume and the kernel 107 for that of a socket: tests need a short directory.
