@@ -49,10 +49,10 @@ type Staging struct {
 
 // NodeExpansion is the progress of a volume's expansions on one node. The zero value means that none was tried.
 type NodeExpansion struct {
-	Done  int64         `json:"done,omitempty"` // capacity in bytes that NodeExpandVolume has made
+	Done  int64         `json:"done,omitempty"` // capacity in bytes that NodeExpandVolume has reached
 	Range CapacityRange `json:"range,omitzero"` // of the last request
-	// Refused is the code with which the plugin refused Range, or the assumed code of a call that was abandoned. The
-	// next mount of the volume asks the plugin again. Later answers of the controller do not change it.
+	// Refused is the code with which the plugin refused Range, or the assumed code of a call that was abandoned. Later
+	// answers of the controller do not change Refused. When the volume is next mounted, the plugin is asked again.
 	Refused string `json:"refused,omitempty"`
 	// At is the path of the last request, on the host. Requests name no other path while the volume stays mounted
 	// there.
@@ -85,7 +85,7 @@ func (e NodeExpansion) Expanded(bytes int64) NodeExpansion {
 	return NodeExpansion{Done: max(e.Done, bytes), Range: e.Range}
 }
 
-// Answers reports whether the plugin completed, or finally refused, the expansion that is pending on the node.
+// Answers reports whether the plugin completed, or refused for good, the expansion that is pending on the node.
 func (e NodeExpansion) Answers(v Volume) bool {
 	return v.Expansion.Pending() && (e.Done >= v.Expansion.Node.Required || e.Impossible(v))
 }

@@ -3,7 +3,7 @@ package registry
 // BlockQuery selects blocks of a snapshot of a volume.
 type BlockQuery struct {
 	Snapshot SnapshotName
-	Base     SnapshotID // an earlier snapshot of the same volume: the blocks that differ; empty: all allocated blocks
+	Base     SnapshotID // an earlier snapshot of the volume: select the blocks that differ; empty: all allocated ones
 	Offset   int64      // in bytes; blocks before it are left out
 }
 

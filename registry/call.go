@@ -47,6 +47,6 @@ func (e *CallError) Is(target error) bool {
 // NoAnswer reports whether err says that the plugin cannot be reached or did not answer in time. Any other error of a
 // call concerns one volume.
 func NoAnswer(err error) bool {
-	call, sent := errors.AsType[*CallError](err)
-	return sent && (call.Code == "UNAVAILABLE" || call.Code == "DEADLINE_EXCEEDED")
+	call, found := errors.AsType[*CallError](err)
+	return found && (call.Code == "UNAVAILABLE" || call.Code == "DEADLINE_EXCEEDED")
 }

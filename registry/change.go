@@ -8,8 +8,8 @@ import (
 // The functions below return changes of the table of instances, for the decide function of a Commit. A change of
 // several instances must be made by one call: each call sees only the View, not the change of another call.
 
-// PutChange registers instances, which must be Valid. An instance replaces one of the same key and keeps its rank. An
-// instance that is already stored is left out.
+// PutChange registers instances, which must be Valid. An instance replaces the stored one of the same key and takes its
+// rank. An instance that is the Same as the stored one is left out.
 func PutChange(v View, now time.Time, instances ...Instance) Change {
 	d := newDraft(v, now)
 	for _, i := range instances {
@@ -98,12 +98,12 @@ func (d *draft) group(k group) *draftGroup {
 	return g
 }
 
-// put adds i to its group, or replaces the instance of the same key, and adds the events of that.
+// put adds i to its group, or replaces the instance of the same key, and adds the events of this step.
 func (d *draft) put(i Instance) {
 	i = i.Clone()
 	g := d.group(i.group())
 	old := member(g.members, i.InstanceKey)
-	// The State sets the same indexes later. They decide the rank among the instances of this change.
+	// The State sets the same indexes later. Here they rank the instance within this change.
 	i.CreateIndex, i.ModifyIndex = d.view.Index()+1, d.view.Index()+1
 	if len(g.members) > 0 { // the condition is that of the node, whichever instance reports it
 		i.Storage = g.members[0].Storage

@@ -130,9 +130,9 @@ type Executor struct {
 	Holder NodeName `json:"holder,omitempty"` // empty: none
 	Lease  int64    `json:"lease,omitempty"`  // of the holder
 	Term   uint64   `json:"term"`             // counts the holders
-	// Former lists earlier holders, perhaps with the present one, that have not reported yet that all their earlier
-	// calls have ended. A call that one of them has begun may only be repeated. LateCalls of nodes that are not in
-	// Former do not count.
+	// Former lists nodes that were the holder and have not reported yet that all their calls of that time have ended.
+	// The present holder may be one of them. A call that one of them has begun may only be repeated. LateCalls of nodes
+	// that are not in Former do not count.
 	Former      []NodeName `json:"former,omitempty"`
 	CreateIndex Seq        `json:"create_index"`
 	ModifyIndex Seq        `json:"modify_index"`
@@ -174,7 +174,7 @@ func (v View) Executed(plugin PluginID) bool {
 	return false
 }
 
-// Formation says whether the nodes of a cluster have formed it. No claim is granted before.
+// Formation says whether the nodes of a cluster have formed it. No claim is granted before that.
 type Formation struct {
 	Cluster     string    `json:"cluster"`
 	Expect      int       `json:"expect"` // the number of nodes that form it; never changes
@@ -249,7 +249,7 @@ func ExecutorRecord(p PluginID) Key { return Key{BucketExecutors, pathOf(p)} }
 
 func (e Executor) Key() Key { return ExecutorRecord(e.Plugin) }
 
-// Held reports whether the holder has the lease with which it became the executor.
+// Held reports whether the holder still has the lease with which it became the executor.
 func (v View) Held(e Executor) bool {
 	lease, alive := one[NodeLease](v, LeaseRecord(e.Holder))
 	return e.Holder != "" && alive && lease.Lease == e.Lease

@@ -4,11 +4,11 @@ import "time"
 
 // EndpointUse records that a client of a CSI endpoint uses a volume, or may use it. It has the call that begins the
 // use, and the call's target. A call that changes the volume is a use without a target until its outcome is certain.
-// The volume has no Volume record meanwhile. Nodes share the record.
+// A volume with an EndpointUse has no Volume record. Nodes share the record.
 type EndpointUse struct {
 	Volume      VolumeKey `json:"volume"`
 	Call        RPC       `json:"call"`
-	Target      string    `json:"target"` // its node_id, staging_target_path or target_path; "": the call has none
+	Target      string    `json:"target"` // node_id, staging_target_path or target_path of the call; "": it has none
 	Node        NodeName  `json:"node"`   // the node whose host serves the endpoint
 	CreateIndex Seq       `json:"create_index"`
 	ModifyIndex Seq       `json:"modify_index"`

@@ -36,7 +36,7 @@ const (
 	EventVolumeDeregistered EventKind = "volume deregistered" // its record was removed; the plugin keeps the volume
 	// the plugin refused the deletion; the volume is unchanged
 	EventVolumeKept EventKind = "volume kept"
-	// the controller has expanded the volume, or it is to be expanded on its node alone; Detail holds the size
+	// the controller has expanded the volume, or the node alone is to expand it; Detail holds the size
 	EventVolumeExpanded  EventKind = "volume expanded"
 	EventVolumeUpdated   EventKind = "volume updated"       // Detail names the fields of the volume file
 	EventVolumeModified  EventKind = "volume modified"      // Detail names the mutable parameters
@@ -72,7 +72,7 @@ const (
 
 	EventFormed   EventKind = "cluster formed" // all expected nodes have registered; Detail names them
 	EventMissed   EventKind = "events missed"  // this node missed events of others and has loaded all records anew
-	EventExecutor EventKind = "executor"       // another node makes the controller calls of the plugin; Detail names it
+	EventExecutor EventKind = "executor"       // another node now makes the plugin's controller calls; Detail names it
 
 	// Events of the nodes of a cluster. Node is the node in question. Detail says who caused the event, and why.
 	EventNodeSuspect      EventKind = "node suspect" // etcd has not heard from it for lease_ttl; its claims stay

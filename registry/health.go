@@ -56,9 +56,9 @@ func (h VolumeHealth) Of(role Role) Condition {
 func (h VolumeHealth) Abnormal() bool { return h.Controller.Abnormal || h.Node.Abnormal }
 
 // ConditionChange returns the condition to record after a plugin reported one, and the event of the change. The event
-// is e with its kind, abnormal or normal, and its details. There is an event if the condition became abnormal or
-// normal, or is abnormal for another reason, but none for another message. changed is false if the report is recorded
-// already.
+// is e with the kind abnormal or normal, and with the text of the condition. There is an event if the condition became
+// abnormal or normal, or is abnormal for another reason, but none if only the message differs. changed is false if the
+// report is recorded already.
 func ConditionChange(
 	recorded, reported Condition, e Event, abnormal, normal EventKind,
 ) (next Condition, events []Event, changed bool) {
@@ -95,7 +95,7 @@ func (v Volume) HealthChange(reported Condition, now time.Time) Change {
 }
 
 // StorageChange returns the change that records the condition of a node's storage in instances, the node instances of
-// one plugin on one node. It is empty if that is recorded already.
+// one plugin on one node. One event is for all of them. The change is empty if the condition is recorded already.
 func StorageChange(instances []Instance, reported Condition, now time.Time) (c Change) {
 	for _, in := range instances {
 		e := Event{Role: in.Role, Plugin: in.Plugin, Alloc: in.Alloc, Task: in.Task, At: now}

@@ -67,8 +67,8 @@ func ParseNamespace(s string) (Namespace, error) { return parseName[Namespace]("
 func ParseRole(s string) (Role, error)           { return parseName[Role]("role", s) }
 func ParseNodeName(s string) (NodeName, error)   { return parseName[NodeName]("node name", s) }
 
-// ParseTaskName accepts 1 to 128 bytes of printable text without '/', as task and request names are free text
-// elsewhere.
+// ParseTaskName accepts 1 to 128 bytes of printable text without '/' and "..". Other orchestrators allow free text as
+// names of tasks and requests.
 func ParseTaskName(s string) (TaskName, error) { return parseLabel[TaskName]("task name", s) }
 
 // ParseLabel accepts the texts that ParseTaskName accepts. what names the text in errors.
@@ -152,7 +152,7 @@ func parseLabel[T ~string](what, s string) (T, error) {
 		return "", err
 	}
 	if strings.Contains(s, "/") || hasDotDot(s) {
-		return "", Invalid("%s %q must not contain '/' or be \"..\"", what, s)
+		return "", Invalid("%s %q must not contain '/' or be \".\" or \"..\"", what, s)
 	}
 	return T(s), nil
 }

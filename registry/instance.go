@@ -102,7 +102,7 @@ type Cause string
 const (
 	CauseProbed       Cause = "probed"            // a probe succeeded
 	CauseGone         Cause = "gone"              // the connection was lost and a redial was refused
-	CauseMissed       Cause = "heartbeats missed" // too many heartbeats in a row got no or an error answer
+	CauseMissed       Cause = "heartbeats missed" // too many heartbeats in a row got no answer or an error
 	CauseNotReady     Cause = "not ready"         // Probe answers ready=false
 	CauseStartTimeout Cause = "start timeout"     // no good probe within health_timeout of the task's start
 	CauseIdentity     Cause = "wrong identity"    // its responses to identity calls are unusable

@@ -140,8 +140,8 @@ func (e Executor) FormerAmong(senders []NodeName) (n NodeName, found bool) {
 	return "", false
 }
 
-// activeLateCalls returns the plugin's late calls of nodes in e.Former. It reads them aside, because a commit that adds
-// one for a volume also changes what the decision reads: it deletes the open call, and GivenUp may change the Executor.
+// activeLateCalls returns the plugin's late calls of nodes in e.Former. It may read them aside (View.Aside): a commit
+// that adds a late call of a volume also deletes the open call, and may change the Executor. The decision reads both.
 func (v View) activeLateCalls(e Executor) iter.Seq[LateCall] {
 	return func(yield func(LateCall) bool) {
 		if len(e.Former) == 0 {
@@ -180,7 +180,7 @@ func (v View) Ended(call LateCall, senders []NodeName) Change {
 }
 
 // GivenUp is Ended for an open call that node by gives up without an answer. If by is not the holder, and the call may
-// run at the holder, the holder becomes a former executor too, and may be the executor at the same time.
+// run at the holder, the holder is added to Former, and stays the holder.
 func (v View) GivenUp(call LateCall, senders []NodeName, by NodeName) Change {
 	e, _ := v.Executor(call.Plugin)
 	if by == e.Holder {

@@ -11,7 +11,7 @@ import (
 type NodeStatus struct {
 	Node
 	Alive bool `json:"alive"` // its lease in etcd is valid; else the node is suspect
-	// AliveSince is when the lease began, SuspectSince when the node that was asked saw it end; zero: not known.
+	// AliveSince is when the lease began, SuspectSince when the queried node saw it end; zero: not known.
 	AliveSince   time.Time `json:"alive_since,omitzero"`
 	SuspectSince time.Time `json:"suspect_since,omitzero"`
 

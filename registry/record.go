@@ -190,7 +190,7 @@ func IndexesOf(r Record) (created, modified Seq) {
 	return Seq(create.Uint()), Seq(modify.Uint())
 }
 
-// Indexed returns r with ModifyIndex at, and with CreateIndex created, or at if that is 0.
+// Indexed returns r with ModifyIndex set to at, and CreateIndex set to created, or to at if created is 0.
 func Indexed(r Record, created, at Seq) Record {
 	indexed := reflect.New(reflect.TypeOf(r)).Elem()
 	indexed.Set(reflect.ValueOf(r))
@@ -236,7 +236,7 @@ const (
 	// MaxShared bounds the shared records and index entries that a change may write, as a transaction of etcd has at
 	// most 128 operations. A change with a Copy is not written to etcd and may have more.
 	MaxShared = 120
-	// Batch is how many shared records without indexes one decision of EnsureAll writes.
+	// Batch is how many shared records without indexes one decision of EnsureAll writes at most.
 	Batch = 100
 )
 

@@ -66,10 +66,10 @@ type VolumeSnapshot struct {
 	SnapshotSpec
 	Plugin      PluginID      `json:"plugin"`
 	Node        NodeName      `json:"node,omitempty"`             // that of its volumes
-	Senders     []NodeName    `json:"senders,omitempty"`          // nodes of a cluster at whose plugins it may run
+	Senders     []NodeName    `json:"senders,omitempty"`          // nodes of a cluster where its call may run
 	Source      ExternalID    `json:"source_volume_id,omitempty"` // of the volume
 	Members     []GroupMember `json:"members,omitempty"`          // of a group snapshot, in the order of Volumes
-	Unusable    []ExternalID  `json:"unusable,omitempty"`         // from an unusable answer for a group; to delete it
+	Unusable    []ExternalID  `json:"unusable,omitempty"`         // members in an unusable answer, for the deletion
 	State       SnapshotState `json:"state"`
 	External    ExternalID    `json:"external_id,omitempty"`    // the plugin's id; empty: it has not named it yet
 	Size        int64         `json:"size_bytes,omitempty"`     // minimum size of a volume made from it; 0: not known
@@ -117,7 +117,7 @@ func (s SnapshotSpec) IDs() (ids []SnapshotID) {
 	return ids
 }
 
-// Each returns the snapshot of each volume: the members of a group snapshot, or the one of a snapshot.
+// Each returns the snapshot of each volume: the members of a group snapshot, or the snapshot itself.
 func (s VolumeSnapshot) Each() []GroupMember {
 	if s.IsGroup() {
 		return s.Members

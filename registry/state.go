@@ -9,8 +9,8 @@ import (
 type State interface {
 	// Commit calls the decisions one after the other and makes their changes durable. It uses one transaction or, in a
 	// cluster, one for each decision. Concurrent commits may share a transaction. A decision sees the changes of the
-	// decisions before it, and must not block. Without a cluster, Commit calls it at most once; in a
-	// cluster again if another node has changed what it read.
+	// decisions before it, and must not block. Commit calls a decision at most once. In a cluster, Commit calls it
+	// again if another node has changed what it read.
 	//
 	// If a decision returns an error, or its change fails Check, the changes before it are committed, and Commit
 	// returns the error unchanged. An empty change commits nothing. ErrExhausted (the disk is full) and ErrFenced (a
@@ -44,8 +44,8 @@ func Ensure(ctx context.Context, state State, decisions ...Decision) (at Seq, er
 	return state.Commit(ctx, decisions...)
 }
 
-// Confirm calls read with the last committed state, and returns its error only if it is true for the whole cluster:
-// another node may have committed what this node has not read yet. Then read is called again.
+// Confirm calls read with the last committed state. In a cluster, another node may have committed what this node has
+// not read yet. So if read fails, Confirm calls it again until it succeeds, or fails with the newest state.
 func Confirm(ctx context.Context, state State, read func(View) error) error {
 	_, err := Ensure(ctx, state, func(v View) (Change, error) { return Change{}, read(v) })
 	return err

@@ -186,7 +186,7 @@ type Task struct {
 	Plan        []byte          `json:"plan,omitempty"`     // plan that the host applies to this attempt, as JSON
 	Started     BootTime        `json:"started"`            // when this attempt was started
 	Restart     *RestartRequest `json:"restart,omitempty"`  // pending until a newer attempt is reported
-	Withheld    bool            `json:"withheld,omitempty"` // a restart for its health waits for its FUSE mounts
+	Withheld    bool            `json:"withheld,omitempty"` // a restart for its health waits until its FUSE mounts end
 	Problem     string          `json:"problem,omitempty"`  // why the plugin is not registered yet
 	CreateIndex Seq             `json:"create_index"`
 	ModifyIndex Seq             `json:"modify_index"`
@@ -213,7 +213,7 @@ type Operation struct {
 	ID          OperationID `json:"id"`
 	Method      string      `json:"method"`
 	Digest      string      `json:"digest"`            // SHA-256 of the request, hex: no other request may have the ID
-	Answer      []byte      `json:"answer"`            // the encoded answer; empty: the call has begun
+	Answer      []byte      `json:"answer"`            // the encoded answer; empty: the call has no answer yet
 	Removes     Seq         `json:"removes,omitempty"` // CreateIndex of the volume that the call removes; 0: none
 	CreateIndex Seq         `json:"create_index"`
 }

@@ -53,9 +53,9 @@ type Wait struct {
 // Waits returns the Wait that an open call causes.
 func (i Intent) Waits() Wait {
 	return Wait{
-		Alloc: i.Alloc, Request: i.Request, Volume: i.Name, Step: i.RPC.Step(), For: "plugin " +
-			string(i.Volume.Plugin), RPC: i.RPC,
-		Code: i.Code, Detail: i.Detail, Attempt: i.Attempt, Since: i.Since, Next: i.Next,
+		Alloc: i.Alloc, Request: i.Request, Volume: i.Name, Step: i.RPC.Step(),
+		For: "plugin " + string(i.Volume.Plugin), RPC: i.RPC, Code: i.Code, Detail: i.Detail,
+		Attempt: i.Attempt, Since: i.Since, Next: i.Next,
 	}
 }
 

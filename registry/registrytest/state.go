@@ -52,7 +52,7 @@ func (s *state) with(c registry.Change, keep int) (*state, registry.Applied) {
 	for _, k := range a.Change.Delete {
 		next.unset(k)
 	}
-	next.events = append(s.events, copyEvents(a.Change.Events)...) // beyond what readers of s see
+	next.events = append(s.events, copyEvents(a.Change.Events)...) // readers of s see only their part of the array
 	if over := len(next.events) - keep; over > 0 {
 		next.floor, next.events = next.events[over-1].Seq, next.events[over:]
 	}
