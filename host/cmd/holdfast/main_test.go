@@ -277,6 +277,20 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
+// An error is a JSON object if --json is given, even after the error. --json of a command in a task does not count.
+func TestErrorsAreJSONIfAsked(t *testing.T) {
+	address := "--address=" + filepath.Join(t.TempDir(), "agent.sock")
+	for line, want := range map[string]bool{
+		"shim status --nope --json": true, "alloc exec a --json -- ps": true, "alloc exec a -- ps --json": false,
+	} {
+		var out, errs bytes.Buffer
+		run(append([]string{address}, strings.Fields(line)...), &out, &errs)
+		if got := json.Valid(errs.Bytes()); got != want {
+			t.Errorf("holdfast %s prints JSON: %v, want %v\n%s", line, got, want, errs.String())
+		}
+	}
+}
+
 // Each command prints JSON. It completes its arguments, except for files, which the shell completes.
 func TestCommandsPrintJSONAndCompleteIDs(t *testing.T) {
 	var check func(c *cobra.Command)

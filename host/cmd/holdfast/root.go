@@ -81,6 +81,9 @@ func run(args []string, out, errs io.Writer) int {
 	root.SetErr(p.errs)
 	err := root.ExecuteContext(context.Background()) // the root context
 	p.endTrace(err)
+	if end := slices.Index(args, "--"); end >= 0 { // a command for alloc exec may follow
+		args = args[:end]
+	}
 	p.json = p.json || slices.Contains(args, "--json") // an error in other flags may come before --json was parsed
 	list, several := errors.AsType[failures](err)
 	if !several {
