@@ -13,7 +13,7 @@
 // is repeated with the same operation ID, so it is done once. Watch, Fingerprints and Restarts continue at the next
 // shim.
 //
-// Swap replaces the running shim by another binary. Calls wait for some milliseconds and none fails; swap.go
+// Swap replaces the running shim with another binary. Calls wait for a few milliseconds and none fails; swap.go
 // is the protocol. ShimState returns the shim's state without a call to it, Swaps the outcome of earlier swaps.
 //
 // A state directory has one host at a time, held by a lock. The shim's state in it outlives both. After a restart of

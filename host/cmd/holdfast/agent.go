@@ -21,8 +21,8 @@ func newAgent(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use: "agent", Short: "Run the agent",
 		Long: `Run the agent. SIGTERM, SIGINT and SIGHUP end it and leave its tasks running;
-the next agent of this state directory adopts them. With --stop-tasks it first
-stops all tasks, users of volumes before plugins.
+the next agent of this state directory adopts them. With --stop-tasks the agent
+stops all tasks before it ends, users of volumes before plugins.
 
 The agent refuses to start if tasks are running whose records are lost
 (agent.db, or shim.db for tasks that use volumes). --recover=adopt rebuilds the

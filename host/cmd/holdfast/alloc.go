@@ -24,8 +24,8 @@ func newAllocRestart(p *program) *cobra.Command {
 	force := false
 	c := &cobra.Command{
 		Use: "restart ID [TASK]", Short: "Restart the tasks of an alloc, or one of them",
-		Long: `Restart the running tasks of an alloc, or one of them. Its volumes stay mounted,
-and the restart policy of the job does not count it.`,
+		Long: `Restart the running tasks of an alloc, or one of them. The volumes of the alloc
+stay mounted. The restart policy of the job does not count this restart.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			tasks, err := p.client().RestartAlloc(c.Context(), args[0], strings.Join(args[1:], ""), force)
 			return showLine(p, err, map[string]any{"id": args[0], "tasks": tasks}, "alloc %s: restarting %s", args[0],
@@ -33,7 +33,7 @@ and the restart policy of the job does not count it.`,
 		},
 	}
 	c.Flags().BoolVar(&force, "force", false,
-		"restart a plugin even if its process serves mounts, which break")
+		"restart a plugin even if its process serves mounts; these break")
 	return c
 }
 
@@ -63,7 +63,7 @@ func writeAllocs(to io.Writer, list []control.Alloc) error {
 func writeAlloc(to io.Writer, a control.Alloc) error {
 	var about factList
 	about.add("ID", a.ID, "Job", a.Job, "Group", fmt.Sprintf("%s[%d]", a.Group, a.Index), "State", a.State)
-	if len(a.Waiting) == 0 { // otherwise the notices contain it
+	if len(a.Waiting) == 0 { // otherwise the notices contain the reason
 		about.add("Reason", a.Reason)
 	}
 	about.add("Created", when(a.Created), "Ended", when(a.Ended))

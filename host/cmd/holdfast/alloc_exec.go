@@ -33,7 +33,7 @@ the command, or 128 plus the number of the signal that ended it.
 
 SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on. The
 command, and all that it has started, is killed when this program or the task
-ends. In a container, it continues if the agent is killed.`,
+ends. In a container, the command continues if the agent is killed.`,
 		Args: func(c *cobra.Command, args []string) error {
 			if n := c.ArgsLenAtDash(); n < 1 || n > 2 || n == len(args) {
 				return usageError{fmt.Errorf("name an alloc, and a command after --; usage: %s", c.UseLine())}

@@ -77,7 +77,7 @@ func writeExplanation(to io.Writer, e control.ClaimExplanation) error {
 	}
 	err = errors.Join(err, writeNotices(to, e.Notices))
 	if e.Nodes > 1 {
-		fmt.Fprintln(to, "\nAllocs of other nodes may wait for the volume too: their nodes show that.")
+		fmt.Fprintln(to, "\nAllocs of other nodes may wait for the volume too: run this command there to see them.")
 	}
 	return err
 }
@@ -86,14 +86,14 @@ func newClaimRelease(p *program) *cobra.Command {
 	f, namespace := forceFlags{}, ""
 	c := &cobra.Command{
 		Use:   "release VOLUME ALLOC --force --confirm ALLOC",
-		Short: "Release a claim of a node that is gone, or of an alloc that is unknown",
+		Short: "Release the claims of an alloc that cannot be stopped",
 		Long: `Release the claims of an alloc on a volume. The volume is detached from the
 alloc's node first.
 
-This is for an alloc that cannot be stopped, because its node is not alive, or
-because it is an alloc of this node without a record here. If the volume is
-still mounted on the node, two writers may destroy its data. All other claims
-are released when their allocs are stopped.`,
+An alloc cannot be stopped if its node is not alive, or if its node is this one
+and the agent has no record of the alloc. If the volume is still mounted on the
+node, two writers may destroy its data. To release any other claim, stop its
+alloc.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			o, err := f.options("holdfast alloc stop")
 			if err != nil {

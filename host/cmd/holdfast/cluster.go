@@ -110,14 +110,14 @@ below the state directory: copy that file.`,
 func newClusterLeave(p *program) *cobra.Command {
 	f, force, confirm := memberFlags{}, false, ""
 	c := &cobra.Command{
-		Use: "leave", Short: "Have this node leave its cluster",
+		Use: "leave", Short: "Remove this node from its cluster",
 		Long: `End this node's membership of the cluster of its configuration file. The agent
 must not run. Remove the cluster block before you start it again: the node is
 then in no cluster and knows no volumes.
 
 The command refuses while the node has claims, attachments, mounts or volumes of
 its own, or makes the controller calls of a plugin; the error says what to do.
-It can be repeated if it was interrupted.
+The command can be repeated if it was interrupted.
 
 If the cluster is gone for good, --force deletes its records on this node
 without etcd. The volumes stay at their plugins, which may keep them attached

@@ -24,8 +24,8 @@ type variables struct {
 }
 
 func (v *variables) flags(c *cobra.Command) {
-	c.Flags().StringArrayVar(&v.values, "var", nil, "set a variable: name=value (repeatable)")
-	c.Flags().StringArrayVar(&v.files, "var-file", nil, "file of name = value lines (repeatable)")
+	c.Flags().StringArrayVar(&v.values, "var", nil, "set a variable: name=value; may be repeated")
+	c.Flags().StringArrayVar(&v.files, "var-file", nil, "file of name = value lines; may be repeated")
 }
 
 func (v *variables) read() (values map[string]string, files []host.Source, err error) {

@@ -55,9 +55,6 @@ The drain continues after the command. To follow it: holdfast node status ID.`,
 			if off && (deadline != 0 || reason != "") {
 				return usageError{errors.New("--off ends a drain; --deadline and --reason are for its start")}
 			}
-			if deadline < 0 {
-				return badFlag("deadline", "=%s is in the past", deadline)
-			}
 			hint := fmt.Sprintf("the drain of node %s may or may not have changed; to check: %s; to resume, run the "+
 				"command again", args[0], display.Command("holdfast node status", args[0]))
 			ctx, client, stop := p.interruptible(c, 0)

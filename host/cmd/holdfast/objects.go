@@ -76,7 +76,7 @@ func newList[T, E any](p *program, objects string, list listFunc[T], write func(
 	c.Flags().StringVar(&plugin, "plugin", "", "list only "+objects+" of this plugin")
 	if atPlugin != nil {
 		c.Flags().StringVar(&external, "external", "",
-			"ask this plugin which "+objects+" it has, also those that Holdfast has no record of")
+			"ask this plugin for all its "+objects+", including those without a record")
 		excludeFlags(c, "plugin", "external")
 		waitFlag(c, &wait)
 	}

@@ -31,14 +31,14 @@ func newPluginRoll(p *program) *cobra.Command {
 	o := agent.RollOptions{}
 	c := &cobra.Command{
 		Use: "roll ID", Short: "Replace the running instances of a plugin",
-		Long: `Replace the running instances of a plugin by new ones of the same jobs. A new
+		Long: `Replace the running instances of a plugin with new ones of the same jobs. A new
 instance starts beside the old one. Once it is healthy, it gets the new calls.
 The old one finishes its calls, and is stopped. A new instance that does not
 become healthy is stopped, and the old one continues.
 
-An old instance whose process serves mounts (FUSE) is kept until they are
-unmounted. The command names their users, and ends. With --drain, the allocs
-that use these mounts are stopped, and placed again with the same volumes.
+An old instance whose process serves mounts (FUSE) is kept until these are
+unmounted. The command names the users of the mounts, and ends. With --drain,
+these users are stopped, and placed again with the same volumes.
 
 A plugin with roll = "stop_first" is stopped before its new instance starts. If
 several jobs run the plugin, all get new instances, or none. --force also stops

@@ -150,8 +150,8 @@ func kindOf(err error) string {
 func (p *program) adviseNoAgent() string {
 	if p.address == "" || p.state != "" {
 		if pid, held := host.LockHolder(p.stateDir()); held {
-			return fmt.Sprintf("an agent runs: process %s uses %s. If its control socket was removed, it makes a new "+
-				"one within a few seconds: try again. If it was started with another --run-dir, name that one. "+
+			return fmt.Sprintf("an agent is running: process %s uses %s. If its control socket was removed, it makes a "+
+				"new one within a few seconds: try again. If it was started with another --run-dir, use the same. "+
 				"Otherwise end it with kill %[1]s and start it again: tasks keep running", pid, p.stateDir())
 		}
 	}
@@ -216,7 +216,7 @@ Exit codes:
 	flags.StringVar(&p.state, "state-dir", os.Getenv("HOLDFAST_STATE_DIR"),
 		"state directory (env HOLDFAST_STATE_DIR; default "+defaultState+"; run: a temporary directory)")
 	flags.StringVar(&p.run, "run-dir", "",
-		"directory for sockets (default /run/holdfast/<digest of the state directory>)")
+		"directory for sockets (default /run/holdfast/<digest of the state directory's path>)")
 	flags.StringVar(&p.address, "address", os.Getenv("HOLDFAST_ADDR"),
 		"control socket of the agent, a path or unix://PATH (env HOLDFAST_ADDR; default agent.sock in the run "+
 			"directory)")

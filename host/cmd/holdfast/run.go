@@ -37,17 +37,17 @@ func newRun(p *program) *cobra.Command {
 created, or registered if they have an external_id, when their plugin is
 healthy. Then the other jobs start.
 
-It ends on SIGINT, SIGTERM or SIGHUP and, if all jobs that run no plugin are
-batch jobs, when these have ended. It stops users of volumes first, then
-plugins. A second SIGINT or SIGTERM kills the tasks and leaves their volumes
-mounted.
+The command ends on SIGINT, SIGTERM or SIGHUP. If all jobs that run no plugin
+are batch jobs, it also ends once these have ended. It stops users of volumes
+first, then plugins. A second SIGINT or SIGTERM kills the tasks and leaves their
+volumes mounted.
 
 Exit codes: 0 success; 129, 130, 143 ended by a signal and everything was
 released; 1 failure, or something was left behind.
 
 Without --state-dir the state is in a temporary directory, which is removed
 unless something is left. Volumes stay unless --delete-volumes is set. The
-other commands work with --address and the control socket that is printed first.`,
+control socket, for --address of the other commands, is printed first.`,
 		RunE: func(c *cobra.Command, args []string) error { return runForeground(c.Context(), p, f, args) },
 	}
 	f.agentFlags.flags(c)

@@ -65,7 +65,7 @@ func newShimSwap(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use: "swap PATH", Short: "Replace the shim without interrupting tasks",
 		Long: `Replace the shim with the binary at PATH. Tasks, mounts and plugins are not
-affected; calls wait for some milliseconds. The previous shim stays on standby
+affected; calls wait for a few milliseconds. The previous shim stays on standby
 and takes over if the new one dies.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			path, err := filepath.Abs(args[0])

@@ -44,7 +44,7 @@ func newGroupSnapshot(p *program) *cobra.Command {
 use.
 
 The volumes belong to one plugin. The ID of each snapshot is ID-VOLUME. Volumes
-can be created from it. It is deleted only with the group.`
+can be created from each snapshot. A snapshot is deleted only with its group.`
 	return group("group-snapshot", "Manage snapshots of several volumes, taken at one point in time", create,
 		newList(p, "group snapshots", listSnapshots(control.GroupSnapshots), writeGroups, nil, writeGroups),
 		newSnapshotStatus(p, control.GroupSnapshots),
@@ -86,7 +86,7 @@ func newSnapshotCreate(
 	c.Flags().StringVar(&name, "name", "", "name of the "+kind.Noun()+" at the plugin (default the ID)")
 	c.Flags().StringArrayVar(&parameters, "parameter", nil, "parameter for the plugin, as key=value; may be repeated")
 	c.Flags().StringArrayVar(&secrets, "secret", nil,
-		"secret for the plugin: name=env:VARIABLE (of the agent) or name=file:PATH; repeatable "+
+		"secret for the plugin: name=env:VARIABLE (of the agent) or name=file:PATH; may be repeated "+
 			"(default the volume's secrets)")
 	return c
 }

@@ -132,7 +132,7 @@ func newVolumeAdopt(p *program) *cobra.Command {
 	c.Flags().StringArrayVar(&f.capabilities, "capability", []string{"single-node-writer:file-system"},
 		"access mode and attachment mode, as ACCESS:ATTACHMENT; may be repeated")
 	c.Flags().StringArrayVar(&f.secrets, "secret", nil,
-		"secret for the plugin: name=env:VARIABLE (of the agent) or name=file:PATH; repeatable")
+		"secret for the plugin: name=env:VARIABLE (of the agent) or name=file:PATH; may be repeated")
 	return c
 }
 
