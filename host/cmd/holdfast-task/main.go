@@ -1,6 +1,6 @@
-// Command holdfast-task is the parent process of one task. The agent starts it if it lies beside the agent's binary.
-// Built with -tags taskparent,netgo,osusergo it is small and static, so that many tasks cost little memory and start
-// fast. It then finds users in /etc/passwd only.
+// Command holdfast-task is the parent process of one task. If it lies beside the agent's binary, the agent starts it in
+// place of that binary. Built with -tags taskparent,netgo,osusergo it is small and static, so that many tasks cost
+// little memory and start fast. It then finds users in /etc/passwd only.
 package main
 
 import (

@@ -60,8 +60,8 @@ agent. With Type=notify, the agent tells systemd when it listens.`,
 			}
 			fmt.Fprintf(p.out, "agent %s on node %s is listening on %s\n", host.Version, st.agent.Node().Name,
 				st.socket)
-			stopped := context.AfterFunc(ctx, func() { _ = systemd.send("STOPPING=1") })
-			defer stopped()
+			unregister := context.AfterFunc(ctx, func() { _ = systemd.send("STOPPING=1") })
+			defer unregister()
 			err = errors.Join(systemd.send("READY=1"),
 				serveUntil(ctx, c.Context(), st, stopTasks, timeout, p.logger("info")), st.close())
 			if err == nil && stopTasks {

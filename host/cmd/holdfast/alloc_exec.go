@@ -58,7 +58,7 @@ ends. In a container, the command continues if the agent is killed.`,
 	return c
 }
 
-// signalLimit is how long a signal may wait until the agent accepts it. After that it ends this program.
+// signalLimit is how long a signal may wait until the agent accepts it. After that, the signal ends this program.
 const signalLimit = 5 * time.Second
 
 // runInTask runs a command in a task, with the streams, the signals and the terminal of this program.
@@ -81,13 +81,13 @@ func (p *program) runInTask(c *cobra.Command, client *control.Client, id, task s
 		o.Stdin = empty
 	}
 	if terminal {
-		o.Term, o.Stdout = cmp.Or(os.Getenv("TERM"), "xterm"), os.Stdout // the output stays unchanged
+		o.Term, o.Stdout = cmp.Or(os.Getenv("TERM"), "xterm"), os.Stdout // the terminal gets the output unescaped
 		restore, err := rawTerminal(os.Stdin)
 		if err != nil {
 			return err
 		}
 		defer restore()
-		received <- unix.SIGWINCH // the size at the start
+		received <- unix.SIGWINCH // send the initial size
 	}
 	ctx, cancel := context.WithCancelCause(c.Context())
 	defer cancel(nil)

@@ -18,11 +18,11 @@ import (
 // completionTimeout bounds the wait for an agent while the shell completes a word.
 const completionTimeout = 2 * time.Second
 
-// lister returns the possible values of an argument. It gets the arguments before it and a namespace, which may be
+// lister returns the possible values of an argument. before are the arguments before that one. The namespace may be
 // empty.
 type lister func(ctx context.Context, c *control.Client, before []string, namespace string) ([]string, error)
 
-// ids has the lister of the argument ID for each parent command.
+// ids maps each parent command to the lister of its argument ID.
 var ids = map[string]lister{
 	"job":            idsOf((*control.Client).Jobs, func(j control.Job) string { return j.ID }),
 	"alloc":          idsOf((*control.Client).Allocs, func(a control.Alloc) string { return a.ID }),
@@ -35,9 +35,9 @@ var ids = map[string]lister{
 
 var pluginIDs = idsOf((*control.Client).Plugins, func(p control.Plugin) string { return p.ID })
 
-// prepareArguments sets up the arguments of all commands below c by the words for them in the usage lines: how many are
-// accepted, how the shell completes them, and that IDs are resolved which the agent does not know. A command with ID...
-// as its only argument runs once for each ID.
+// prepareArguments sets up the arguments of c and of all commands below it. The words in a usage line say how many
+// arguments are accepted, how the shell completes them, and how IDs that the agent does not know are resolved. A
+// command whose only argument is ID... runs once for each ID.
 func prepareArguments(c *cobra.Command, p *program) {
 	for _, sub := range c.Commands() {
 		prepareArguments(sub, p)
@@ -82,7 +82,7 @@ func prepareArguments(c *cobra.Command, p *program) {
 }
 
 // argumentCount makes a command accept arguments for the words in its usage line: [ID] is optional, and ID... accepts
-// several. None may be empty.
+// several. No argument may be empty.
 func argumentCount(words []string) cobra.PositionalArgs {
 	least, most := 0, len(words)
 	for _, word := range words {

@@ -31,8 +31,8 @@ func (f *memberFlags) register(c *cobra.Command) {
 	c.Flags().StringVar(&f.shim, "shim", "", "shim binary (default holdfast-shim beside this program or in PATH)")
 }
 
-// complete sets missing flags to the agent's settings, and returns the cluster block. It is empty if there is none.
-// optional: the configuration file may be missing.
+// complete sets missing flags to the agent's settings. It returns the cluster block, which is empty if there is none.
+// With optional, the configuration file may be missing.
 func (f *memberFlags) complete(c *cobra.Command, optional bool) (cluster string, err error) {
 	a, _, err := c.Root().Find([]string{"agent"})
 	if err != nil {
@@ -151,7 +151,7 @@ to this node. Register those that you need.`,
 
 // secretUse is a secret that other nodes will need, as the shim describes it.
 type secretUse struct {
-	Of       string `json:"of"`
+	Of       string `json:"of"` // the volume or snapshot, for people
 	Plugin   string `json:"plugin"`
 	Key      string `json:"key"`
 	Env      string `json:"env,omitempty"`
@@ -177,8 +177,8 @@ func listSecrets(to io.Writer, all []secretUse) {
 	}
 }
 
-// migrate runs the shim binary to move the records of a state. It returns the number of records. It calls before with
-// the secrets that other nodes will need.
+// migrate runs the shim binary to move the records of a state, and returns their number. Before the move, it calls
+// before with the secrets that other nodes will need.
 func migrate(
 	ctx context.Context, shim, state, node, cluster string, before func([]secretUse),
 ) (moved int, err error) {
@@ -216,12 +216,12 @@ func runShim(
 	if err != nil {
 		return err
 	}
-	unread := read(json.NewDecoder(out))
+	readErr := read(json.NewDecoder(out))
 	switch err := cmd.Wait(); {
 	case err != nil:
 		return explain(err)
-	case unread != nil:
-		return fmt.Errorf("%s is not a shim: %w; set --shim", shim, unread)
+	case readErr != nil:
+		return fmt.Errorf("%s is not a shim: %w; set --shim", shim, readErr)
 	}
 	return nil
 }

@@ -64,6 +64,7 @@ func readConfig(c *cobra.Command, path string) (cluster string, places flagPlace
 		if cluster != "" {
 			err = usageError{fmt.Errorf("%s: there is a cluster block already", b.DefRange())}
 		}
+		// The empty lines make errors of the shim have the line numbers of the file.
 		cluster = strings.Repeat("\n", b.Range().Start.Line-1) + string(b.Range().SliceBytes(text)) + "\n"
 		return true
 	})
@@ -94,7 +95,7 @@ func setFlags(c *cobra.Command, attributes hcl.Attributes) (flagPlaces, error) {
 		if err != nil || text.IsNull() {
 			return places, usageError{fmt.Errorf("%s: %s has to be a string, a number or a boolean", at, name)}
 		}
-		if flag.Changed || flag.Name == "state-dir" && flag.DefValue != "" { // HOLDFAST_STATE_DIR
+		if flag.Changed || flag.Name == "state-dir" && flag.DefValue != "" { // set by HOLDFAST_STATE_DIR
 			continue
 		}
 		if err := flag.Value.Set(text.AsString()); err != nil {

@@ -73,7 +73,9 @@ func openDoctor(ctx context.Context, p *program, shim string) (doctor, error) {
 	case err == nil && (p.state == "" || self.StateDir == state):
 		return doctor{client.Doctor, "the agent at " + self.StateDir}, nil
 	case err == nil: // the agent has another state directory
-	case !errors.Is(err, control.ErrNoAgent), errors.Is(err, os.ErrPermission), p.state == "" && p.address != "":
+	case !errors.Is(err, control.ErrNoAgent), errors.Is(err, os.ErrPermission):
+		return doctor{}, err
+	case p.state == "" && p.address != "": // the state directory is not known
 		return doctor{}, err
 	}
 	binary, err := findShim(shim)

@@ -57,7 +57,7 @@ func listenCSI(path string) (net.Listener, error) {
 	case answers:
 		return nil, registry.Errorf(registry.ErrConflict, "another process is listening on %s", path)
 	}
-	defer unix.Umask(unix.Umask(0o177)) // its directory may be open to other users
+	defer unix.Umask(unix.Umask(0o177)) // other users may have access to the directory
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		return nil, fmt.Errorf("socket of the CSI endpoint: %w", err)

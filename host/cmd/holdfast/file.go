@@ -51,10 +51,10 @@ func (v *variables) read() (values map[string]string, files []host.Source, err e
 type file struct {
 	agent.Source
 	volume bool
-	err    error // why it cannot be read
+	err    error // why the file cannot be read
 }
 
-// maxFile bounds the size of a file that is read. The shim accepts only smaller ones.
+// maxFile bounds the size of a file that is read. The shim's own limit is smaller.
 const maxFile = 512 << 10
 
 // readFile reads a file, or the standard input if path is "-".
@@ -75,7 +75,7 @@ func readFile(path string) (file, error) {
 	if len(text) > maxFile {
 		return file{}, fmt.Errorf("%s is larger than %d KiB: not a job or volume file", path, maxFile>>10)
 	}
-	dir, err := filepath.Abs(filepath.Dir(path)) // of "-" too
+	dir, err := filepath.Abs(filepath.Dir(path)) // the working directory if path is "-"
 	return file{Source: agent.Source{Name: path, Dir: dir, Text: text}, volume: isVolume(path, text)}, err
 }
 
@@ -113,7 +113,8 @@ func (v *variables) readFiles(paths []string) ([]file, error) {
 	var out []file
 	for _, path := range paths {
 		f, err := readFile(path)
-		f.Name, f.err, unread = path, err, unread || err != nil
+		unread = unread || err != nil
+		f.Name, f.err = path, err
 		f.Files, f.Variables = varFiles, map[string]string{}
 		for name, value := range values {
 			if declares(f.Text, name) {
@@ -174,6 +175,7 @@ func (v *variables) readOne(path string, volume bool) (control.Submission, error
 	return f.Source, err
 }
 
+// declares reports whether a file declares a variable. A JSON file with variables may declare any.
 func declares(text []byte, name string) bool {
 	return regexp.MustCompile(`(?m)^\s*"?variable"?\s+"?` + regexp.QuoteMeta(name) +
 		`"?\s*\{|"variable"\s*:`).Match(text)

@@ -22,11 +22,12 @@ type forceFlags struct {
 	wait          time.Duration
 }
 
-// flags adds the flags to a command. force says what --force does, and what names the object whose ID confirms it.
-func (f *forceFlags) flags(c *cobra.Command, force, what string) {
+// flags adds the flags to a command. force says what --force does, and object is the kind of object whose ID --confirm
+// repeats.
+func (f *forceFlags) flags(c *cobra.Command, force, object string) {
 	c.Flags().BoolVar(&f.force, "force", false, force)
 	c.Flags().StringVar(&f.confirm, "confirm", "",
-		"with --force: the ID of the "+what+" again, to accept that data may be lost")
+		"with --force: the ID of the "+object+" again, to accept that data may be lost")
 	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "only print what would be done")
 	waitFlag(c, &f.wait)
 }

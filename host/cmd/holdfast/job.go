@@ -166,7 +166,8 @@ func newJobStop(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use: "stop ID...", Short: "Stop jobs",
 		RunE: func(c *cobra.Command, args []string) error {
-			client, status := p.client(), "is stopping"
+			client := p.client()
+			status := "is stopping"
 			if err := client.StopJob(c.Context(), args[0], o); err != nil {
 				return err
 			}

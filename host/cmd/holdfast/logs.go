@@ -101,7 +101,7 @@ terminal.`,
 // jobTask is a task of an alloc.
 type jobTask struct{ alloc, task string }
 
-// newestTasks returns the tasks of the newest alloc in each slot of a job. The job's allocs are sorted by age.
+// newestTasks returns the tasks of the newest alloc in each slot of a job. The newest of the job's allocs comes last.
 func newestTasks(job control.Job) (list []jobTask) {
 	newest := map[string]control.Alloc{}
 	for _, a := range job.Allocs {

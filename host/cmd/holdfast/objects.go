@@ -126,7 +126,7 @@ func (p *program) interruptible(c *cobra.Command, wait time.Duration) (
 	return ctx, client, stop
 }
 
-// withHint adds to an interruption by a signal what continues, and how to resume.
+// withHint adds a hint to the error of an interruption by a signal: what continues, and how to resume.
 func withHint(err error, hint string) error {
 	if by, is := errors.AsType[interrupted](err); is {
 		by.text = "interrupted: " + hint

@@ -71,8 +71,8 @@ instance, and the mounts that they serve break.`,
 	return c
 }
 
-// awaitRoll waits until the rolls of a plugin are done or have failed. It also returns when they only wait for users of
-// mounts that drain does not restart. It prints each change.
+// awaitRoll waits until the rolls of a plugin are done or have failed. Without drain, it also returns once they wait
+// only for users of mounts. It prints each change.
 func (p *program) awaitRoll(
 	ctx context.Context, client *control.Client, plugin control.Plugin, drain bool,
 ) (control.Plugin, error) {

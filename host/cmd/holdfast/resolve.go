@@ -20,8 +20,8 @@ type runFunc = func(*cobra.Command, []string) error
 // script names is gone, they would change another one.
 var readOnly = []string{"status", "inspect", "logs", "capacity", "diff"}
 
-// resolving returns a command that resolves its arguments if run does not find them. For exact IDs this makes no
-// further request.
+// resolving returns a function that calls run. If run does not find an object, the function resolves the arguments and
+// calls run again. Exact IDs thus need no further request.
 func (p *program) resolving(run runFunc, listers []lister) runFunc {
 	return func(c *cobra.Command, args []string) error {
 		err := run(c, args)

@@ -37,7 +37,7 @@ const (
 // flagError is a wrong value of a flag, or of its key in a configuration file.
 type flagError struct {
 	flag, problem string
-	key           string // key with its place in the file; empty: the flag was given
+	key           string // key with its place in the file; empty: the command line sets the flag
 }
 
 func badFlag(flag, format string, args ...any) error {
@@ -148,11 +148,11 @@ func kindOf(err error) string {
 
 // adviseNoAgent returns what to do if no agent answers. It does not advise to start an agent that is already running.
 func (p *program) adviseNoAgent() string {
-	if p.address == "" || p.state != "" {
+	if p.address == "" || p.state != "" { // with only --address, the state directory is not known
 		if pid, held := host.LockHolder(p.stateDir()); held {
-			return fmt.Sprintf("an agent is running: process %s uses %s. If its control socket was removed, it makes a "+
-				"new one within a few seconds: try again. If it was started with another --run-dir, use the same. "+
-				"Otherwise end it with kill %[1]s and start it again: tasks keep running", pid, p.stateDir())
+			return fmt.Sprintf("an agent is running: process %s uses %s. If its control socket was removed, it makes "+
+				"a new one within a few seconds: try again. If it was started with another --run-dir, use the "+
+				"same. Otherwise end it with kill %[1]s and start it again: tasks keep running", pid, p.stateDir())
 		}
 	}
 	return "start one with holdfast agent, or set --state-dir, --run-dir or --address (HOLDFAST_ADDR)"
@@ -204,7 +204,7 @@ Exit codes:
   4  doctor: inspection or repair failed
   5  doctor: inspection incomplete, no inconsistencies found
   129, 130, 143  ended by SIGHUP, SIGINT, SIGTERM (agent, csi-endpoint: 0)`
-	root.TraverseChildren = true // so that an error names an unknown flag before a command
+	root.TraverseChildren = true // so that an error names an unknown flag that stands before a subcommand
 	root.Version = host.Version
 	root.SetVersionTemplate("holdfast {{.Version}}\n")
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
@@ -284,7 +284,8 @@ func runDirs(state string) []string {
 	return []string{first, state + "/run"}
 }
 
-// findRunDir returns the run directory of the flags or, without one, the first of runDirs that is suitable.
+// findRunDir returns the run directory of the flags. Without that flag, it returns the first suitable one of runDirs,
+// or the first of all if none is suitable.
 func (p *program) findRunDir(state string, suitable func(dir string) bool) string {
 	if p.run != "" {
 		return realPath(p.run)
@@ -355,7 +356,7 @@ func flagValueError(err error) error {
 	return fmt.Errorf("--%s %q: use %s", wrong.GetFlag().Name, wrong.GetValue(), valueForm(wrong.GetFlag()))
 }
 
-// valueForm returns how the value of a flag must be written, unless it is a plain text.
+// valueForm returns how the value of a flag must be written. The flag is not a text, which accepts every value.
 func valueForm(flag *pflag.Flag) string {
 	switch flag.Value.Type() {
 	case "bool":

@@ -85,9 +85,9 @@ func runForeground(ctx context.Context, p *program, f *runFlags, paths []string)
 			run = realPath(p.run)
 		}
 	}
-	opening, opened := cancelOnSignal(ctx, signals)
+	opening, endOpening := cancelOnSignal(ctx, signals)
 	o.service, err = openService(opening, state, run, &f.agentFlags, p.logger("warn"))
-	opened()
+	endOpening()
 	o.firstSignal, _ = errors.AsType[interrupted](context.Cause(opening))
 	if err != nil {
 		return o.end(errors.Join(err, o.removeState()))
@@ -101,9 +101,10 @@ func runForeground(ctx context.Context, p *program, f *runFlags, paths []string)
 	return o.end(err)
 }
 
-// end returns the error of the command. An interruption is the result only if nothing else has failed.
+// end returns the error of the command. It is the interruption if a signal came and either nothing has failed, or the
+// signal ended the opening of the service.
 func (o *foreground) end(err error) error {
-	if err == nil && o.firstSignal.by != nil || o.service == nil && o.firstSignal.by != nil {
+	if o.firstSignal.by != nil && (err == nil || o.service == nil) {
 		return o.firstSignal
 	}
 	return err
@@ -159,7 +160,7 @@ func (o *foreground) run(ctx context.Context) error {
 	if err := o.parse(ctx); err != nil {
 		return err
 	}
-	began, err := o.host.Status(ctx)
+	atStart, err := o.host.Status(ctx)
 	if err != nil {
 		return err
 	}
@@ -171,7 +172,7 @@ func (o *foreground) run(ctx context.Context) error {
 	served := make(chan error, 1)
 	wg.Go(func() { served <- o.serve(life) })
 	wg.Go(func() { _ = o.agent.Notes(life, o.lines.note) })
-	finish := o.followEvents(life, began.Index)
+	finish := o.followEvents(life, atStart.Index)
 
 	var failed error
 	if o.firstSignal.by == nil {
@@ -338,7 +339,7 @@ func (o *foreground) createVolumesThenSubmitUsers(ctx context.Context) error {
 	return o.submit(ctx, func(p parsedJob) bool { return len(p.plugins()) == 0 })
 }
 
-// currentAllocs leaves out ended allocs of earlier job versions.
+// currentAllocs leaves out ended allocs of earlier job versions, unless they still fill a slot of their job.
 func (o *foreground) currentAllocs(all []*agent.AllocRecord) []*agent.AllocRecord {
 	fills := map[string]func(*agent.AllocRecord) bool{}
 	versions := map[string]uint64{}
@@ -369,7 +370,7 @@ func (o *foreground) submit(ctx context.Context, wanted func(parsedJob) bool) er
 	return nil
 }
 
-// failures returns an error if an alloc has failed.
+// failures prints the last output of each failed alloc, and returns the reasons.
 func (o *foreground) failures(ctx context.Context) error {
 	var errs []error
 	for _, r := range o.currentAllocs(o.agent.Allocs()) {
@@ -431,7 +432,7 @@ func (o *foreground) shutDown(life context.Context) error {
 	return err
 }
 
-// awaitStop waits until all allocs are stopped. A second SIGINT or SIGTERM kills them. A second SIGHUP does not,
+// awaitStop waits until all allocs are stopped. A second SIGINT or SIGTERM calls force. A second SIGHUP does not,
 // because shells repeat the SIGHUP of the kernel.
 func (o *foreground) awaitStop(done <-chan error, force context.CancelCauseFunc) error {
 	for {

@@ -27,13 +27,13 @@ func (o *foreground) createVolume(ctx context.Context, spec host.VolumeSpec) err
 	switch {
 	case err == nil:
 		o.created = append(o.created, spec)
-	case !errors.Is(err, registry.ErrExists): // else an earlier run has created the volume
+	case !errors.Is(err, registry.ErrExists): // ErrExists: an earlier run has created the volume
 		o.uncertain = append(o.uncertain, spec)
 	}
 	return err
 }
 
-// retry calls do until it succeeds or certainly fails, or ctx ends.
+// retry calls do until it succeeds or certainly fails, or ctx ends. done says in the error what do should have done.
 func (o *foreground) retry(ctx context.Context, spec host.VolumeSpec, done string, do func() error) error {
 	reported, since := "", time.Now()
 	stop := every(ctx, waitInterval, func(ctx context.Context) {
@@ -76,7 +76,7 @@ func (o *foreground) volumeWait(ctx context.Context, spec host.VolumeSpec) strin
 	return ""
 }
 
-// settleVolume repeats a creation to learn its outcome. ours reports whether this run has created the volume.
+// settleVolume repeats a creation to learn its outcome. ours reports whether this run may have created the volume.
 func (o *foreground) settleVolume(ctx context.Context, spec host.VolumeSpec) (ours bool, err error) {
 	known, _, err := o.host.Volumes(ctx, host.VolumeQuery{Name: spec.VolumeName()})
 	if err != nil || len(known) == 0 { // the plugin was not called, or has refused

@@ -33,7 +33,7 @@ type agentFlags struct {
 	shim   string
 	node   string
 	driver string
-	engine map[string]*string // of each container driver
+	engine map[string]*string // API of the engine, by container driver
 
 	metrics string // TCP address; empty: none
 	http    string // TCP address of the status page; empty: none
@@ -89,7 +89,7 @@ var defaultEngines = map[string]string{
 func (e *agentFlags) drivers() ([]taskdriver.Driver, error) {
 	list := []taskdriver.Driver{taskdriver.NewExec(), taskdriver.NewRawExec()}
 	for name, at := range defaultEngines {
-		if flag := e.engine[name]; flag != nil {
+		if flag := e.engine[name]; flag != nil { // nil: the command has no such flag
 			at = *flag
 		}
 		d, err := taskdriver.NewContainer(name, at)
@@ -141,10 +141,10 @@ type service struct {
 func openService(ctx context.Context, state, run string, e *agentFlags, log hclog.Logger) (*service, error) {
 	override, err := e.driverOverride()
 	_, wrong := e.volumeDefaults()
-	st := &service{layout: hooks.Layout{State: state, Run: run}}
 	if err = errors.Join(err, wrong); err != nil {
 		return nil, err
 	}
+	st := &service{layout: hooks.Layout{State: state, Run: run}}
 	shim, err := findShim(e.shim)
 	if err != nil {
 		return nil, err
@@ -181,10 +181,10 @@ func openService(ctx context.Context, state, run string, e *agentFlags, log hclo
 		log.Warn("not running as root: the exec driver and plugins that mount need root or a user namespace, " +
 			"for example: unshare -Urm holdfast ...")
 	}
-	living, err := st.agent.Workload(ctx)
+	workload, err := st.agent.Workload(ctx)
 	if err == nil {
 		st.host, err = host.Open(ctx, host.Config{
-			StateDir: state, RunDir: run, Shim: shim, Node: st.agent.Node().Name, Workload: living, Logger: log,
+			StateDir: state, RunDir: run, Shim: shim, Node: st.agent.Node().Name, Workload: workload, Logger: log,
 			Cluster: e.cluster, Fence: fence,
 			TracerProvider: e.traces, File: readForJob, Bake: e.bake, SwapBudget: e.budget, MaxHold: e.hold,
 		})
@@ -339,7 +339,8 @@ func (st *service) close() error {
 }
 
 // removeSelfMounts unmounts the self-binds that a shim has made at the mount root and the run directory, so that the
-// state directory can be removed. It refuses if there are other mounts below them. It leaves mounts of the operator.
+// state directory can be removed. It refuses if there are other mounts below the two. A mount of the operator at one of
+// the two stays.
 func removeSelfMounts(l hooks.Layout) error {
 	own := []string{l.MountRoot(), l.Run}
 	if inner := runDirs(l.State)[1]; inner != l.Run { // run directory of an earlier run

@@ -35,8 +35,8 @@ func (e interrupted) code() int {
 	return exitFailed
 }
 
-// repeatable returns the function of a command that can be repeated. Its context ends at the first signal. If do
-// fails then, the error is an interrupted.
+// repeatable returns the function of a command that users can repeat after an interruption. The first signal ends the
+// context of do. If do then fails, the error is an interrupted.
 func repeatable(do func(*cobra.Command, context.Context) error) func(*cobra.Command, []string) error {
 	return func(c *cobra.Command, _ []string) error {
 		ctx, stop := withSignals(c.Context())
@@ -58,7 +58,7 @@ func endSignals() (received chan os.Signal, stop func()) {
 	if !signal.Ignored(unix.SIGHUP) {
 		signal.Notify(received, unix.SIGHUP)
 	}
-	// signal.Ignore would be inherited by tasks and the shim.
+	// SIGPIPE is received rather than ignored, because tasks and the shim would inherit that it is ignored.
 	pipe := make(chan os.Signal, 1)
 	signal.Notify(pipe, unix.SIGPIPE)
 	return received, func() {

@@ -48,8 +48,8 @@ func clean(s string) string {
 	return display.Escape(strings.NewReplacer("\r\n", " ", "\n", " ", "\t", " ").Replace(s))
 }
 
-// write writes the rows. If there is no row below the heading, it writes none. On a terminal, last columns that do not
-// fit are written below each row.
+// write writes the rows. Without a row below the heading, it writes the text none instead. On a terminal, the last
+// columns of a row are written below it if they do not fit.
 func (t *table) write(to io.Writer, none string) error {
 	if len(t.rows) == 1 {
 		_, err := fmt.Fprintln(to, none)
@@ -64,7 +64,7 @@ func (t *table) write(to io.Writer, none string) error {
 
 // fit writes the rows in lines of at most width characters. Only single words may be longer.
 func (t *table) fit(to io.Writer, width int) error {
-	fitting, sum := 0, 0
+	fitting, sum := 0, 0 // how many columns fit; the width so far
 	for i := range t.rows[0] {
 		widest := 0
 		for _, row := range t.rows {

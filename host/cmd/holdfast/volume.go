@@ -249,14 +249,15 @@ func newVolumeExpand(p *program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			name, flags := volumeName(namespace, args[0]), "expand --size "+display.Quote(size)
+			name := volumeName(namespace, args[0])
+			command := "expand --size " + display.Quote(size)
 			if limit != "" {
-				flags += " --limit " + display.Quote(limit)
+				command += " --limit " + display.Quote(limit)
 			}
 			ctx, client, stop := p.interruptible(c, wait)
 			defer stop()
 			v, err := client.ExpandVolume(ctx, name, want)
-			return show(p, withHint(err, mayContinue("expansion", name, flags)), v, writeExpanded)
+			return show(p, withHint(err, mayContinue("expansion", name, command)), v, writeExpanded)
 		},
 	}
 	namespaceFlag(c, "volume", &namespace)
@@ -266,10 +267,10 @@ func newVolumeExpand(p *program) *cobra.Command {
 	return c
 }
 
-// mayContinue says how to check whether the change of a volume continues, and how to resume it.
-func mayContinue(change string, name host.VolumeName, flags string) string {
+// mayContinue says how to check whether the change of a volume continues, and that command resumes it.
+func mayContinue(change string, name host.VolumeName, command string) string {
 	return fmt.Sprintf("the %s of volume %s may continue; to check: %s; to resume: %s", change, name,
-		control.VolumeCommand("status", name), control.VolumeCommand(flags, name))
+		control.VolumeCommand("status", name), control.VolumeCommand(command, name))
 }
 
 // rangeOf parses the flags --size and --limit.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -33,14 +32,14 @@ func newVolumeModify(p *program) *cobra.Command {
 				return err
 			}
 			name := volumeName(namespace, args[0])
-			flags := "modify"
+			command := "modify"
 			for _, one := range list {
-				flags += " --parameter " + display.Quote(one)
+				command += " --parameter " + display.Quote(one)
 			}
 			ctx, client, stop := p.interruptible(c, wait)
 			defer stop()
 			v, err := client.ModifyVolume(ctx, name, parameters)
-			err = withHint(err, mayContinue("modification", name, flags))
+			err = withHint(err, mayContinue("modification", name, command))
 			return showLine(p, err, v, "volume %s: %s", v.VolumeName(), parameterList(v.Mutable))
 		},
 	}
@@ -92,7 +91,7 @@ func writeUpdate(dryRun bool) func(io.Writer, host.VolumeUpdate) error {
 		}
 		t := newTable("FIELD", "FROM", "TO", "PROBLEM")
 		for _, c := range u.Changes {
-			t.add(c.Field, cmp.Or(c.From, "-"), cmp.Or(c.To, "-"), cmp.Or(c.Problem, "-"))
+			t.add(c.Field, c.From, c.To, c.Problem)
 		}
 		err := t.write(to, "")
 		if !dryRun {
@@ -189,7 +188,7 @@ func capabilityFlags(list []string) (out []registry.VolumeCapability, err error)
 func writePluginVolumes(to io.Writer, list []host.PluginVolume) error {
 	t := newTable("EXTERNAL ID", "CAPACITY", "KNOWN AS", "PUBLISHED TO", "CONDITION")
 	for _, v := range list {
-		known, condition := "-", "-"
+		known, condition := "", ""
 		if v.Name.ID != "" {
 			known = v.Name.String()
 		}
@@ -203,7 +202,7 @@ func writePluginVolumes(to io.Writer, list []host.PluginVolume) error {
 		for i, n := range v.Nodes {
 			nodes[i] = string(n)
 		}
-		t.add(string(v.External), display.Size(v.Capacity), known, cmp.Or(strings.Join(nodes, ", "), "-"), condition)
+		t.add(string(v.External), display.Size(v.Capacity), known, strings.Join(nodes, ", "), condition)
 	}
 	return t.write(to, "no volumes")
 }

@@ -64,7 +64,7 @@ func acrossRestarts[T any](ctx context.Context, client *control.Client, wait fun
 		if !errors.Is(err, control.ErrNoAgent) && !errors.Is(err, host.ErrUnavailable) {
 			return v, err
 		}
-		// Without an agent, wait returns at once: one that took this long had an agent until now.
+		// Without an agent, wait returns at once. A wait that took this long had an agent until now.
 		if long := time.Since(began) > restartLimit; gone.IsZero() || long {
 			gone = time.Now()
 		}
