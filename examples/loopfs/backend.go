@@ -29,14 +29,14 @@ type backend interface {
 	mount(ctx context.Context, s store) error
 	// shows reports whether a mount is one of this volume: its staging mount, or a bind mount of that or of its device.
 	shows(m mount.Mount) (bool, error)
-	// expand enlarges what is in use, the file system that is mounted at a path or the devices, to the size of the
+	// expand enlarges the file system that is mounted at a path, or the devices of a block volume, to the size of the
 	// bytes.
 	expand(at string) error
-	// stats returns how full the volume is that is mounted at a path.
+	// stats returns the usage of the volume, which is mounted at a path.
 	stats(at string) ([]*csi.VolumeUsage, error)
-	// heldBy returns a device that the kernel has of the volume, or an empty string.
+	// heldBy returns the path of a device of the volume, or an empty string if the kernel has none.
 	heldBy() (string, error)
-	// check looks for what is wrong with the bytes.
+	// check looks for damage to the bytes.
 	check() ([]*problem, error)
 }
 
@@ -119,7 +119,7 @@ func (t tree) make(context.Context) error {
 	if err := os.Mkdir(t.files(), 0o755); err != nil {
 		return err
 	}
-	// whatever the umask is: tasks without root use it
+	// whatever the umask is, because tasks without root use the directory
 	return errors.Join(os.Chmod(t.files(), 0o755), syncDir(t.files()))
 }
 

@@ -168,7 +168,7 @@ func parseMutable(parameters map[string]string) (int64, error) {
 	return kib, nil
 }
 
-// ControllerModifyVolume changes the read-ahead of the volume's devices, also while it is in use. The record has it
+// ControllerModifyVolume changes the read-ahead of the volume's devices, also while it is in use. It saves the record
 // first, so the next stage sets what a kill prevented.
 func (d *driver) ControllerModifyVolume(
 	_ context.Context, req *csi.ControllerModifyVolumeRequest,

@@ -22,7 +22,8 @@ const (
 	blockBytes   = 4096
 )
 
-// size sets the size of a new or enlarged volume: at least that of its source, or that it has.
+// size sets the size of a new or enlarged volume. It is at least source: the size of the volume or snapshot that is
+// copied, or the present size.
 func (d *driver) size(r *record, want *csi.CapacityRange, source int64) error {
 	required, most := want.GetRequiredBytes(), cmp.Or(want.GetLimitBytes(), math.MaxInt64)
 	least := max(minBytes, source)
@@ -32,16 +33,16 @@ func (d *driver) size(r *record, want *csi.CapacityRange, source int64) error {
 	}
 	switch {
 	case required < 0 || required > d.capacity:
-		return status.Errorf(codes.OutOfRange, "requested are %d bytes; the capacity is %d", required, d.capacity)
+		return status.Errorf(codes.OutOfRange, "%d bytes are requested; the capacity is %d", required, d.capacity)
 	case r.Bytes < least || r.Bytes > most:
-		return status.Errorf(codes.OutOfRange, "requested are at most %d bytes; such a volume has at least %d, in "+
+		return status.Errorf(codes.OutOfRange, "at most %d bytes are requested; such a volume has at least %d, in "+
 			"blocks of %d", most, least, blockBytes)
 	}
 	return r.supported()
 }
 
-// ensure returns the record with an ID, if same says that it is as requested. If there is none, it calls make under the
-// lock.
+// ensure returns the record with an ID if there is one, with the error of same if it is not as requested. Otherwise it
+// calls make under the lock.
 func (d *driver) ensure(id volumeID, same func(have record) error, make func() (record, error)) (record, error) {
 	unlock, err := d.lock(id)
 	if err != nil {
@@ -55,7 +56,7 @@ func (d *driver) ensure(id volumeID, same func(have record) error, make func() (
 	return have, cmp.Or(err, same(have))
 }
 
-// create makes a volume of the requested size. It may exist.
+// create makes a volume of the requested size, or returns the existing one.
 func (d *driver) create(ctx context.Context, r record, size *csi.CapacityRange) (record, error) {
 	same := func(have record) error { return have.satisfies(r, size) }
 	return d.ensure(r.ID, same, func() (record, error) {
@@ -109,7 +110,7 @@ func (r record) satisfies(want record, size *csi.CapacityRange) error {
 func (d *driver) reserve(bytes int64, save func() error) error {
 	return d.accounting(func() error {
 		if free := d.free(); bytes > free {
-			return status.Errorf(codes.ResourceExhausted, "requested are %d bytes; %d of %d are free", bytes, free,
+			return status.Errorf(codes.ResourceExhausted, "%d bytes are requested; %d of %d are free", bytes, free,
 				d.capacity)
 		}
 		return save()
@@ -119,7 +120,7 @@ func (d *driver) reserve(bytes int64, save func() error) error {
 // free returns the bytes that new volumes and snapshots may have.
 func (d *driver) free() int64 { return max(d.capacity-d.used(), 0) }
 
-// expand enlarges a volume, whose lock the caller holds. It saves the record first: if it is killed after that, the
+// expand enlarges a volume, whose lock the caller holds. It saves the record first: if loopfs is killed after that, the
 // next call or the next stage enlarges the bytes.
 func (d *driver) expand(r record, size *csi.CapacityRange) (record, error) {
 	before := r.Bytes
@@ -133,10 +134,10 @@ func (d *driver) expand(r record, size *csi.CapacityRange) (record, error) {
 	return r, d.bytesOf(r).grow()
 }
 
-// delete removes a volume, a snapshot or a group that is not used, if may returns no error. That it does not exist is
-// no error.
+// delete removes a volume, a snapshot or a group that is not used, if may returns no error. It is no error if there is
+// none.
 func (d *driver) delete(ctx context.Context, k kind, id string, may func(record) error) error {
-	return known(d.locked(k, id, func(r record) error {
+	return unlessNotFound(d.locked(k, id, func(r record) error {
 		if err := may(r); err != nil {
 			return err
 		}
@@ -147,7 +148,7 @@ func (d *driver) delete(ctx context.Context, k kind, id string, may func(record)
 		if err != nil {
 			return err
 		}
-		for _, id := range r.Members { // of which a call may be making a volume
+		for _, id := range r.Members { // a call may be making a volume from one
 			unlock, err := d.lock(id)
 			if err != nil {
 				return err
@@ -168,8 +169,8 @@ func (d *driver) delete(ctx context.Context, k kind, id string, may func(record)
 	}))
 }
 
-// known returns an error, but none that means that a volume or snapshot does not exist.
-func known(err error) error {
+// unlessNotFound returns err, or nil if err means that a volume or snapshot does not exist.
+func unlessNotFound(err error) error {
 	if status.Code(err) == codes.NotFound {
 		return nil
 	}
@@ -177,7 +178,7 @@ func known(err error) error {
 }
 
 // awaitRelease waits a second for the kernel to free the devices of a volume that was unmounted a moment ago. A copy of
-// the mount in another namespace may keep one longer: then user is its path.
+// the mount in another namespace may keep a device longer: then user is the path of the device.
 func (d *driver) awaitRelease(ctx context.Context, r record) (user string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -193,8 +194,8 @@ func (d *driver) awaitRelease(ctx context.Context, r record) (user string, err e
 	}
 }
 
-// acquire reads the record of an ID from a request, under its lock. Before, it ends a freeze that a killed process has
-// left.
+// acquire locks an ID from a request and reads its record. It also ends a freeze of the volume that a killed process
+// has left.
 func (d *driver) acquire(k kind, id string) (r record, unlock func(), err error) {
 	parsed, err := parseID(k, id)
 	if err != nil {
@@ -222,8 +223,8 @@ func (d *driver) locked(k kind, id string, do func(r record) error) error {
 	return do(r)
 }
 
-// thaw ends a freeze that a kill left: the caller has the lock, so nothing makes a copy. That it is not possible does
-// not matter to other calls, and shows in the next freeze.
+// thaw ends a freeze that a kill left: the caller has the lock, so nothing makes a copy. A failure does not matter to
+// other calls, and shows at the next freeze.
 func (d *driver) thaw(r record) {
 	l, ok := d.bytesOf(r).(loop)
 	if !ok || r.Usage.Block || r.stagedReadOnly() {
@@ -234,7 +235,7 @@ func (d *driver) thaw(r record) {
 	}
 }
 
-// recover removes what a kill left incomplete, and thaws what it left frozen, except where another process is at it.
+// recover removes what a kill left incomplete, and thaws what it left frozen, unless another process has the lock.
 func (d *driver) recover(log hclog.Logger) error {
 	entries, err := os.ReadDir(filepath.Join(d.path, "volumes"))
 	for _, e := range entries {

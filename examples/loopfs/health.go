@@ -18,7 +18,7 @@ import (
 // problem is an adverse condition of a volume.
 type problem = csi.VolumeHealth_VolumeHealthEntry
 
-// problems returns the only problem of a volume.
+// problems returns a list of one problem.
 func problems(kind csi.VolumeHealthErrorType, reason, format string, args ...any) []*problem {
 	return []*problem{{Status: kind, Reason: reason, Message: fmt.Sprintf(format, args...)}}
 }
@@ -88,7 +88,7 @@ func (d *driver) ControllerListVolumeHealth(
 	var bad []*csi.VolumeHealth
 	for _, id := range d.ids(volumeKind) {
 		h, _, err := d.health(id)
-		if known(err) != nil {
+		if unlessNotFound(err) != nil {
 			return nil, err
 		}
 		if err == nil && len(h.HealthStatuses) > 0 {
@@ -100,7 +100,7 @@ func (d *driver) ControllerListVolumeHealth(
 	return &csi.ControllerListVolumeHealthResponse{Entries: bad, NextToken: next}, err
 }
 
-// NodeGetVolumeHealth checks also the mounts of a volume.
+// NodeGetVolumeHealth checks what ControllerGetVolumeHealth checks, and the mounts of the volume.
 func (d *driver) NodeGetVolumeHealth(
 	_ context.Context, req *csi.NodeGetVolumeHealthRequest,
 ) (*csi.NodeGetVolumeHealthResponse, error) {

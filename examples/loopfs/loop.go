@@ -46,7 +46,7 @@ func (l loop) copyFrom(ctx context.Context, source backend) error {
 	return errors.Join(l.grow(), l.sync())
 }
 
-// cp copies a file or a directory: by reflink where the file system has them, else without holes.
+// cp copies a file or a directory: by reflink where the file system has them, else without writing its zeros.
 func cp(ctx context.Context, from, to string) error {
 	return tool(ctx, 0, "cp", "-a", "-x", "--reflink=auto", "--sparse=always", "-T", from, to)
 }
@@ -100,8 +100,8 @@ func (l loop) growUnmounted(ctx context.Context, s store) error {
 // its own tables.
 func nearlyFull(size, fs int64) bool { return size-fs < min(size/32, 8<<20) }
 
-// tool runs a program. Exit codes up to most are success. One that outlives a killed loopfs works in a directory that
-// is never used again, see store.temporary.
+// tool runs a program. Exit codes up to most are success. A program that outlives a killed loopfs works in a directory
+// that is never used again, see store.temporary.
 func tool(ctx context.Context, most int, command ...string) error {
 	path, err := exec.LookPath(command[0])
 	if err != nil {
@@ -192,7 +192,7 @@ func (l loop) freeze() error {
 	return onFile(l.Stage.Path, func(root *os.File) error { return unix.IoctlSetInt(int(root.Fd()), fiFreeze, 0) })
 }
 
-// thaw ends a freeze. That nothing is frozen is no error.
+// thaw ends a freeze. It is no error if nothing is frozen.
 func (l loop) thaw() error {
 	err := onFile(l.Stage.Path, func(root *os.File) error { return unix.IoctlSetInt(int(root.Fd()), fiThaw, 0) })
 	if errors.Is(err, unix.EINVAL) {
@@ -336,7 +336,6 @@ func (l loop) attachBlock(readOnly bool) (string, error) {
 	return dev.Name(), errors.Join(dev.Close(), l.setReadAhead())
 }
 
-// heldBy returns a device that the kernel has of the volume, or an empty string.
 func (l loop) heldBy() (name string, err error) {
 	err = l.each(func(dev *os.File, _ *unix.LoopInfo64) error {
 		name = dev.Name()

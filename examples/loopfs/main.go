@@ -77,7 +77,7 @@ type driver struct {
 	csi.UnimplementedNodeServer
 	store
 	node       string
-	newVolumes string // their backend
+	newVolumes string // backend of new volumes
 	capacity   int64  // of all volumes and snapshots, in bytes
 }
 

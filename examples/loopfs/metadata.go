@@ -81,7 +81,7 @@ func (d *driver) image(snapshot string, offset int64) (loop, error) {
 // maxRanges is the number of ranges in one message, if the caller has no smaller limit.
 const maxRanges = 1024
 
-// ranges joins adjacent ranges and sends them in messages of at most most.
+// ranges joins adjacent ranges, and sends them in messages of at most r.most ranges.
 type ranges struct {
 	ctx  context.Context
 	most int // 0: maxRanges
@@ -151,7 +151,7 @@ func (l loop) changed(base loop, at int64, each func(at, end int64) error) error
 	})
 }
 
-// nextData returns where the data of a file begin that follow an offset, or MaxInt64 if none do.
+// nextData returns the first offset from at on where a file has data, or MaxInt64 if there is none.
 func nextData(f *os.File, at int64) (int64, error) {
 	next, err := f.Seek(at, unix.SEEK_DATA)
 	if errors.Is(err, unix.ENXIO) {
@@ -160,7 +160,7 @@ func nextData(f *os.File, at int64) (int64, error) {
 	return next, err
 }
 
-// readFull reads a part of a file. What is behind its end are zeros.
+// readFull reads a part of a file. Bytes after the end of the file are zeros.
 func readFull(f *os.File, buf []byte, at int64) error {
 	n, err := f.ReadAt(buf, at)
 	if err != nil && !errors.Is(err, io.EOF) {

@@ -18,7 +18,7 @@ import (
 // mountFlags holds MOUNT_ATTR_ bits of mount_setattr(2).
 type mountFlags uint64
 
-// ms returns the flags as mount(2) has them: all have the same values but noatime.
+// ms returns the flags as mount(2) has them: all but noatime have the same values.
 func (f mountFlags) ms() uintptr {
 	if f&noAccessTimes != 0 {
 		f = f&^noAccessTimes | unix.MS_NOATIME

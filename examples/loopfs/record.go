@@ -117,8 +117,8 @@ func (id volumeID) group() volumeID {
 // valid reports whether loopfs makes such IDs.
 func (id volumeID) valid() bool { return madeHere.MatchString(string(id)) }
 
-// parseID checks an ID of that kind from a request. The error is INVALID_ARGUMENT if no ID looks like it, and NOT_FOUND
-// if no ID of loopfs does.
+// parseID checks an ID of that kind from a request. The error is INVALID_ARGUMENT if no ID may look like that, and
+// NOT_FOUND if loopfs makes no such ID.
 func parseID(k kind, s string) (volumeID, error) {
 	if err := checkText(string(k)+" id", s, 128); err != nil {
 		return "", err
