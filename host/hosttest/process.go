@@ -35,7 +35,7 @@ type process struct {
 	// guarded by Shim.mu
 	hello    *pb.HelloRequest
 	quiesced bool
-	life     context.Context // ends when p is not active any more; nil: it never was
+	life     context.Context // ends when p is not active any more; nil: p never was active
 	endLife  context.CancelFunc
 }
 
@@ -74,7 +74,7 @@ func (s *Shim) start(_ context.Context, o launch.Options) (launch.Running, error
 // end ends the process once.
 func (p *process) end(how *launch.Exit) {
 	p.once.Do(func() {
-		p.setActive(nil)
+		p.setActive(false)
 		p.exit = how
 		close(p.done)
 		p.server.Stop()
@@ -82,14 +82,14 @@ func (p *process) end(how *launch.Exit) {
 	})
 }
 
-// setActive makes p the active process if next is p. If next is nil and p is active, no process is active any more.
-func (p *process) setActive(next *process) {
+// setActive makes p the active process, or ends that p is active.
+func (p *process) setActive(active bool) {
 	p.mu.Lock()
-	switch was := p.active; {
-	case next == p && was != p:
-		p.life, p.endLife = context.WithCancel(context.Background()) // of a process, which no call owns
+	switch was := p.active == p; {
+	case active && !was:
+		p.life, p.endLife = context.WithCancel(context.Background()) // it outlives the call that activates p
 		p.active = p
-	case next == nil && was == p:
+	case !active && was:
 		p.active = nil
 		p.endLife()
 	}
@@ -150,12 +150,12 @@ func (p *process) admit(method string, request any) error {
 	service, name, _ := strings.Cut(method, "/")
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if service == "Control" && name != "Doctor" {
+	if service == "Control" && name != "Doctor" { // a shim in any state answers these
 		return nil
 	}
 	message, _ := request.(proto.Message)
 	mutates := operation(request) != ""
-	if name != "Parse" && (p.active != p || p.quiesced && mutates) {
+	if name != "Parse" && (p.active != p || p.quiesced && mutates) { // a candidate parses too
 		return errNotActive
 	}
 	p.calls = append(p.calls, Call{method, message})
@@ -175,7 +175,7 @@ func operation(request any) string {
 
 func methodName(full string) string { return strings.TrimPrefix(full, "/holdfast.v1.") }
 
-// unary returns the answer of the first call if the call is a repetition of it.
+// unary answers a call. A repeated call gets the answer of the first one.
 func (p *process) unary(
 	ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler,
 ) (any, error) {
@@ -191,13 +191,14 @@ func (p *process) unary(
 	}
 	bound, cancel := p.whileActive(ctx)
 	defer cancel()
+	replaced := func() bool { return bound.Err() != nil && ctx.Err() == nil } // p is not active any more
 	p.await(bound, req)
-	if bound.Err() != nil && ctx.Err() == nil {
+	if replaced() {
 		return nil, errNotActive
 	}
 	reply, err := next(bound, req)
 	if err != nil {
-		if bound.Err() != nil && ctx.Err() == nil || p.Err() != nil {
+		if replaced() || p.Err() != nil {
 			err = errNotActive
 		}
 		return nil, wire.Status(err)
@@ -293,7 +294,7 @@ func (c *control) Activate(_ context.Context, req *pb.ActivateRequest) (*pb.Acti
 	if other != nil && other != c.p {
 		return nil, wire.Status(registry.Errorf(registry.ErrConflict, "shim %d is active", other.pid))
 	}
-	c.p.setActive(c.p)
+	c.p.setActive(true)
 	return &pb.ActivateReply{Answer: c.p.answer()}, nil
 }
 
@@ -305,7 +306,7 @@ func (c *control) Quiesce(context.Context, *pb.QuiesceRequest) (*pb.QuiesceReply
 }
 
 func (c *control) Release(context.Context, *pb.ReleaseRequest) (*pb.ReleaseReply, error) {
-	c.p.setActive(nil)
+	c.p.setActive(false)
 	return &pb.ReleaseReply{Answer: c.p.answer()}, nil
 }
 

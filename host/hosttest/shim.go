@@ -7,9 +7,9 @@
 //	h, err := host.Open(ctx, shim.Config())
 //
 // A task with a plugin counts as healthy once host.Host.TaskStarted has reported it; see Shim.SetHealth. A volume is a
-// directory, which plans bind. Calls that this package does not implement, such as those of snapshots, CSI endpoints
-// and doctor, and of jobs with create or ephemeral blocks, return host.ErrUnsupported. Callbacks of host.Config are
-// not called.
+// directory, which plans bind. Calls that this package does not implement return host.ErrUnsupported: those for
+// snapshots, CSI endpoints and the doctor, for example, and those for volumes with a create or ephemeral block.
+// Callbacks of host.Config are not called.
 package hosttest
 
 import (
@@ -103,8 +103,8 @@ func (s *Shim) Calls() []Call {
 	return slices.Clone(s.calls)
 }
 
-// Fail makes the next calls of a method fail without an effect, each with the next of the errors. The host gets its
-// text and its kind, such as host.ErrUnavailable.
+// Fail makes the next calls of a method fail without an effect, each with the next of the errors. The host gets the
+// text and the kind of the error, such as host.ErrUnavailable.
 func (s *Shim) Fail(method string, errs ...error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -170,7 +170,7 @@ func (s *Shim) wake() {
 	s.changed = make(chan struct{})
 }
 
-// nextChange returns a channel that is closed at the next commit, or when another process becomes active.
+// nextChange returns a channel that is closed at the next commit, or when the active process changes.
 func (s *Shim) nextChange() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -104,7 +104,7 @@ type shim struct {
 	stopped bool
 }
 
-// watchLife ends the shim at the end of the life pipe. The host never writes, so any return of Read means its end.
+// watchLife ends the shim at the end of the life pipe. The host never writes to the pipe.
 func (s *shim) watchLife(life *os.File) {
 	io.Copy(io.Discard, life)
 	s.cancel(ErrHostGone)
@@ -114,7 +114,7 @@ func (s *shim) serve(ctx context.Context) error {
 	var wg sync.WaitGroup
 	var runErr error
 	wg.Go(func() {
-		if err := s.opts.Run(ctx); ctx.Err() == nil {
+		if err := s.opts.Run(ctx); ctx.Err() == nil { // else the end of ctx is the reason, not an error of Run
 			runErr = err
 		}
 		s.cancel(runErr)

@@ -74,7 +74,7 @@ var handshakeLine = regexp.MustCompile(`^1\|[0-9]+\|unix\|[^|]+\|grpc\|`)
 const certField = 5
 
 // forwardHandshake copies go-plugin's handshake line, with the shim's certificate (DER) if there is one, to the host.
-// It drops all other lines: other goroutines may print before. It reads from until end of file.
+// It drops all other lines, which may come before and after that line, and returns at end of file.
 func forwardHandshake(from io.Reader, to io.WriteCloser, cert []byte) {
 	lines := bufio.NewReader(from)
 	for {

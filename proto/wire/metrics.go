@@ -5,7 +5,6 @@ import (
 	"holdfast/registry"
 )
 
-// CallMetricProto converts a call metric.
 func CallMetricProto(c registry.CallMetric) *pb.CallMetric {
 	return &pb.CallMetric{
 		Plugin: string(c.Plugin), Driver: c.Driver, Method: c.Method, Code: c.Code, Buckets: c.Buckets,

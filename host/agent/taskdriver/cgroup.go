@@ -37,7 +37,7 @@ func newCgroup(id string, r Resources, confined bool) *cgroup {
 		g.warn("no cgroup: %v", err)
 		return g
 	}
-	wanted := []string{""}
+	wanted := []string{""} // version 2
 	if confined {
 		wanted = append(wanted, "devices")
 	}
@@ -118,7 +118,7 @@ type cgroupFiles struct {
 	tasks   []*os.File // of version 1
 }
 
-// openCgroups opens the cgroups of a task. Only those of version 1 have a file tasks.
+// openCgroups opens the cgroups of a task. Only those of version 1 have a file named tasks.
 func openCgroups(dirs []string) (f cgroupFiles, err error) {
 	for _, dir := range dirs {
 		tasks, err := os.OpenFile(filepath.Join(dir, "tasks"), os.O_WRONLY, 0)

@@ -115,7 +115,7 @@ func (c *command) writeFiles(r request) error {
 	}, uid, gid)
 }
 
-// classifyStartError returns an error of starting a program with its kind.
+// classifyStartError adds a kind to an error of starting a program.
 func classifyStartError(err error) error {
 	switch {
 	case errors.Is(err, registry.ErrNotFound):

@@ -121,8 +121,8 @@ type execConfig struct {
 }
 
 // Configure reads command, args and work_dir. With TryLimits it warns of limits of the task's resources that this
-// process cannot enforce. Otherwise, for a task without an ID, which is only checked, it warns of limits that nothing
-// on this machine can enforce.
+// process cannot enforce. Without it, and if the task has no ID because it is only checked, Configure warns of limits
+// that nothing on this machine can enforce.
 func (r runner) Configure(t *Task, config json.RawMessage) (warnings []string, err error) {
 	var c execConfig
 	if err := Decode("config", config, &c); err != nil {

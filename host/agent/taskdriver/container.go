@@ -251,7 +251,7 @@ const (
 var errSilent = errors.New("it accepts connections, but does not answer")
 
 // call makes a call of the engine. If the call takes longer than limit, the error is an errSilent that names the call.
-// Waits for a container and reads of its output are made without call, because they need no limit.
+// Waits for a container and reads of its output do not use call, because they need no limit.
 func (d Container) call(ctx context.Context, name string, limit time.Duration, do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s: %w within %v", name, errSilent, limit))
 	defer cancel()
@@ -348,7 +348,7 @@ func (d Container) wait(ctx context.Context, h Handle) (Exit, error) {
 	case !found:
 		exit = Exit{Code: -1, At: time.Now().UTC(), Err: "exit status unknown: the container was removed"}
 	case h.stillRuns(s):
-		// Podman gives this answer after an error of its own.
+		// Podman ends a wait early after an error of its own.
 		return Exit{}, fmt.Errorf("the engine did not wait for the end of container %s", h.Container)
 	case containerRuns(s) || h.Created != "" && s.StartedAt != h.Created:
 		// Another program has restarted the container. It may be the same task, but the agent must know of each start.

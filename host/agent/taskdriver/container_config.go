@@ -23,7 +23,7 @@ import (
 )
 
 // containerConfig is the config block of the docker and podman drivers. It has the attributes of Nomad's drivers of
-// these names. Where the two use different names, both are accepted.
+// these names. Where those two drivers name an attribute differently, both names are accepted.
 type containerConfig struct {
 	Image            string       `json:"image"`
 	Load             string       `json:"load"` // an archive of images, relative to the task's directory

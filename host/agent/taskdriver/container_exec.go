@@ -32,8 +32,8 @@ func (d Container) Exec(ctx context.Context, h Handle, o ExecOptions) (code int,
 	if err != nil {
 		return 0, d.explain(h.ID, err)
 	}
-	// Podman starts a program even if its client hangs up, but then no longer knows of it. So ctx must not cancel the
-	// start.
+	// If the client hangs up during the start, Podman starts the program all the same, but no longer knows it. So ctx
+	// must not cancel the start.
 	attaching, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	limit := time.AfterFunc(queryTimeout, end)
@@ -78,7 +78,7 @@ func (d Container) Exec(ctx context.Context, h Handle, o ExecOptions) (code int,
 
 // execExit returns the exit code of a program after the end of its output.
 func (d Container) execExit(ctx context.Context, id string) (code int, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, queryTimeout, errors.New("its output has ended, but it runs"))
+	ctx, cancel := context.WithTimeoutCause(ctx, queryTimeout, errors.New("its output has ended, but it still runs"))
 	defer cancel()
 	err = poll(ctx, pollInterval, func() (ended bool, err error) {
 		s, err := d.engine.ExecInspect(ctx, id, client.ExecInspectOptions{})

@@ -34,7 +34,7 @@ func (d Container) adoptEarlier(ctx context.Context, h Handle) (alive bool, err 
 	if err != nil || h.Container == "" || !ended && h.Created != "" {
 		return d.Adopt(ctx, h)
 	}
-	if err := d.remove(ctx, h); err != nil && !ended {
+	if err := d.remove(ctx, h); err != nil && !ended { // an ended container uses nothing, so it may stay
 		return false, d.explain(h.ID, err)
 	}
 	return false, nil

@@ -66,7 +66,7 @@ func (d Container) ping(ctx context.Context) error {
 	if errors.Is(err, errSilent) || ctx.Err() != nil {
 		return err
 	}
-	if answer.APIVersion == "" && !client.IsErrConnectionFailed(err) {
+	if answer.APIVersion == "" && !client.IsErrConnectionFailed(err) { // something else than an engine answers
 		return errors.Join(errSilent, err)
 	}
 	return err

@@ -50,8 +50,9 @@ const (
 	regMinor   = asm.R5
 )
 
-// program returns 1 to allow and 0 to deny. Its context is struct bpf_cgroup_dev_ctx (linux/bpf.h): the access in
-// the upper and the device type in the lower 16 bits of the first word, then major and minor.
+// program returns instructions that return 1 to allow and 0 to deny. Their context is struct bpf_cgroup_dev_ctx
+// (linux/bpf.h): the access in the upper and the device type in the lower 16 bits of the first word, then major and
+// minor.
 func (p devicePolicy) program() asm.Instructions {
 	prog := asm.Instructions{
 		asm.LoadMem(regType, regScratch, 0, asm.Word),

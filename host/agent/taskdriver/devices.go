@@ -124,6 +124,7 @@ func newDevicePolicy(plan hooks.Plan) (devicePolicy, error) {
 		return devicePolicy{}, err
 	}
 	p := devicePolicy{rules: mergeRules(slices.Concat(devices, rules))}
+	// A device of the plan replaces the default rule for its numbers, which may allow more.
 	p.defaults = slices.DeleteFunc(slices.Clone(defaultRules), func(d deviceRule) bool {
 		return slices.ContainsFunc(devices, func(r deviceRule) bool { return r.numbers == d.numbers })
 	})

@@ -18,9 +18,9 @@
 //
 // A task keeps all devices if its plan has none, or if its plan binds /dev, as plans of plugins do. The kernel
 // knows devices by number. A plan that gives one device with different access at two places is therefore refused.
-// Without a cgroup the Handle has a warning, and on the host root is refused devices with restricted access. A root
-// task can leave its cgroup on purpose. The rules keep programs from each other's volumes. They do not stop an
-// attacker.
+// Without a cgroup nothing enforces the rules. The Handle then has a warning; outside a user namespace, a plan that
+// restricts the access to a device is refused. A root task can leave its cgroup on purpose. The rules keep programs
+// from each other's volumes. They do not stop an attacker.
 //
 // # Resources
 //

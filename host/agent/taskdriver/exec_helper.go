@@ -90,8 +90,8 @@ func (r execRequest) run(control *json.Decoder) (code int, err error) {
 
 var errTaskEnded = registry.Errorf(registry.ErrConflict, "the task has ended, and the command with it")
 
-// start starts the program as the process that leads the task runs: with its user, environment, mount namespace, root,
-// directory and cgroups. A terminal becomes the user's.
+// start starts the program with the user, environment, mount namespace, root and directory of the process that leads
+// the task, and in the task's cgroups. A terminal gets the user as its owner.
 func (r execRequest) start(task process) (child *os.Process, err error) {
 	pidfd, found, err := task.open()
 	if err != nil || !found {

@@ -62,9 +62,9 @@ func (t Task) writeFiles(pathOf func(dir string) string, uid, gid int) error {
 	return nil
 }
 
-// classifyFileError returns an ErrInvalid for an error that would recur at the next attempt. The cause is a link that
-// leads out of the directory, which os.Root refuses without an error number, or an obstacle that an earlier attempt has
-// made. A full disk is ErrExhausted. Other errors stay unchanged.
+// classifyFileError returns an ErrInvalid for an error that would recur at the next attempt. Such an error comes from a
+// link that leads out of the directory, which os.Root refuses without an error number, or from an obstacle that an
+// earlier attempt has made. A full disk is ErrExhausted. Other errors stay unchanged.
 func classifyFileError(err error) error {
 	number, has := errors.AsType[unix.Errno](err)
 	lasting := []unix.Errno{unix.ENOTDIR, unix.EISDIR, unix.ENOTEMPTY, unix.ELOOP, unix.ENAMETOOLONG}

@@ -59,13 +59,13 @@ func (r reply) err() error {
 // the parent of a task, it runs the parent and does not return.
 func Main() {
 	if len(os.Args) == 1 && os.Args[0] == execName {
-		runtime.LockOSThread() // as below
+		runtime.LockOSThread() // the thread that enters a task's namespace must end, and the main thread cannot
 		os.Exit(execMain())
 	}
 	if len(os.Args) != 3 || os.Args[0] != parentName { // the name alone does not suffice: a shell passes it too
 		return
 	}
-	runtime.LockOSThread() // the thread that makes a task's namespace must end, and the main thread cannot
+	runtime.LockOSThread() // as above
 	os.Exit(parentMain())
 }
 
@@ -190,8 +190,8 @@ func confined(t Task, isolated bool) bool {
 	return isolated && len(t.Plan.Devices)+len(t.Plan.Rules) > 0
 }
 
-// confine limits the cgroup to the devices of the plan. raw_exec has no such limit, and neither has a plan without
-// devices or one that binds the host's /dev.
+// confine limits the cgroup to the devices of the plan. There is no such limit for a task of raw_exec, and for a plan
+// that has no devices or binds the host's /dev.
 func (p *parent) confine() error {
 	if !confined(p.request.Task, p.request.Isolated) {
 		return nil
@@ -242,7 +242,7 @@ func (p *parent) launch() error {
 	return err
 }
 
-// pipe returns the write end of a pipe. What is written to it is copied to the logs.
+// pipe returns the write end of a pipe whose content is copied to the logs.
 func (p *parent) pipe(to *logWriter) (*os.File, error) {
 	r, w, err := os.Pipe()
 	if err != nil {

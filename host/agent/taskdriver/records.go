@@ -177,7 +177,7 @@ func Find(ctx context.Context, dir string) (h Handle, found bool, err error) {
 		}
 		held.Close() // nil is fine
 		found, err = readRecord(dir, handleFile, &h)
-		if err != nil || held == nil { // else wait until the parent, which holds the lock, has started the task
+		if err != nil || held == nil { // the parent, which holds the lock, sets TaskPID once it has started the task
 			return found && h.TaskPID != 0, err
 		}
 		if !found {

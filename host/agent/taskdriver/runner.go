@@ -200,8 +200,8 @@ func execParent(program string, t Task, requests, replies, held *os.File) (proce
 func helperCommand(program string, args ...string) *exec.Cmd {
 	cmd := &exec.Cmd{
 		Path: program, Args: args, Dir: "/",
-		// The process mostly waits, and with one processor it starts fewer threads. If built with the race detector, it
-		// would also sleep for a second before it exits.
+		// GOMAXPROCS=1: the process mostly waits, and needs fewer threads. GORACE: a process with the race detector
+		// would sleep for a second before it exits.
 		Env:         []string{"GOMAXPROCS=1", "GORACE=atexit_sleep_ms=0"},
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
 	}
@@ -226,7 +226,7 @@ func (r runner) killParent(ctx context.Context, t Task, p process) error {
 	if _, err := readRecord(t.Dir, handleFile, &h); err != nil {
 		return err
 	}
-	// The parent may have made these cgroups. They are removed below.
+	// newCgroup returns the cgroups that the parent has made, or else makes them. killRemaining removes them.
 	h.Cgroups = newCgroup(t.ID, t.Resources, confined(t, r.isolated)).dirs()
 	if err := h.killRemaining(ctx, 0); err != nil {
 		return err

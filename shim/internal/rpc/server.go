@@ -52,7 +52,7 @@ type Rehearsal struct {
 	At        registry.Revision // the revision of the copy
 	Schema    uint32            // the schema of the copy, before it was migrated
 	Readable  uint32            // the oldest schema whose shims can read the copy after that
-	Instances int               // how many plugins have answered
+	Instances int               // how many plugin tasks were probed
 	Warnings  []string
 }
 
