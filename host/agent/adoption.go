@@ -15,7 +15,7 @@ import (
 
 // Workload returns the tasks and allocs of an earlier agent, for host.Config. First it refuses or recovers, as
 // configured, allocs that the ledger does not know, and allocs whose volumes the shim does not know. A task that
-// has ended since is listed as not running, until Run reports its exit.
+// has ended since is listed as not running; Run reports its exit later.
 func (a *Agent) Workload(ctx context.Context) (host.Workload, error) {
 	var out host.Workload
 	if err := a.recoverLost(ctx); err != nil {
@@ -87,8 +87,8 @@ type allocCopy struct {
 	Job   *JobRecord   `json:"job,omitempty"` // nil: purged
 }
 
-// saveCopy saves the copy of a record. It is not synced to disk, because only running tasks need it, and they do
-// not survive a crash of the kernel either. The caller holds a.writing.
+// saveCopy saves the copy of a record. The copy is not synced to disk: only running tasks need it, and they do not
+// survive a crash of the kernel either. The caller holds a.writing.
 func (a *Agent) saveCopy(r *AllocRecord) error { return a.writeCopy(r, a.jobs[r.Job]) }
 
 // saveCurrent saves the copy of an alloc's current record.
@@ -98,8 +98,8 @@ func (a *Agent) saveCurrent(id host.AllocID) error {
 	return a.saveCopy(a.allocs[id].record)
 }
 
-// saveSummary saves a summary without its job in a new directory. The summary keeps the slot filled for an agent that
-// lost its ledger.
+// saveSummary saves the copy of a summary, without the job, in a new directory. The copy tells an agent that lost its
+// ledger that the slot is filled.
 func (a *Agent) saveSummary(r *AllocRecord) error {
 	if err := os.MkdirAll(a.dirs(r.ID).root, 0o700); err != nil {
 		return err
@@ -119,8 +119,8 @@ func (a *Agent) writeCopy(r *AllocRecord, job *JobRecord) error {
 	return os.Rename(path+".new", path)
 }
 
-// logCopyError logs an error of writing a copy. The caller continues, because the ledger has the record. An alloc
-// without a directory, because it has none yet or none any more, is not logged.
+// logCopyError logs an error of writing a copy. The caller continues, because the ledger has the record. It is
+// not logged that an alloc has no directory yet, or none any more.
 func (a *Agent) logCopyError(id host.AllocID, err error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		a.log.Warn("cannot write a copy of an alloc's record", "alloc", id, "error", err)

@@ -36,15 +36,15 @@ type Config struct {
 	Find func(ctx context.Context, dir string) (taskdriver.Handle, bool, error)
 	// Parents lists the parent processes of tasks below the state directory; default taskdriver.Parents.
 	Parents func(dir string) ([]taskdriver.Parent, error)
-	// Recover is what to do if the ledger does not know running tasks. Unless it is RecoverNone, New moves a
-	// damaged ledger away.
+	// Recover says what to do with running tasks that the ledger does not know. Unless it is RecoverNone, New moves
+	// a damaged ledger away.
 	Recover Recovery
 }
 
 var _ Storage = (*host.Host)(nil)
 
-// Storage is the part of host.Host that an agent needs to run jobs. Besides the volumes of allocs, it reports plugin
-// tasks to the shim and receives restart requests for them.
+// Storage is the part of host.Host that an agent needs to run jobs. It provides the volumes of allocs, reports plugin
+// tasks to the shim, and receives restart requests for these tasks.
 type Storage interface {
 	Volumes
 	TaskStarting(ctx context.Context, t host.AllocTask) (host.Plan, error)
@@ -110,7 +110,7 @@ type Agent struct {
 
 	engine engineMounts
 
-	shortage string // see Shortage
+	shortage string // see Shortage; mu guards it, and retrying
 	retrying bool   // a retry because of a shortage is scheduled
 }
 
@@ -241,7 +241,7 @@ func (a *Agent) requestRestart(p host.PendingRestart) {
 	pending <- p
 }
 
-// followPlugins ends the pauses of waiting allocs after each change of a plugin.
+// followPlugins ends the pauses of waiting allocs, and wakes Await, after each change of a plugin.
 func (a *Agent) followPlugins(ctx context.Context, s Volumes) {
 	err := s.Fingerprints(ctx, host.PluginQuery{}, func([]host.PluginFingerprint, bool) error {
 		a.Retry()

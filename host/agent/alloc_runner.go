@@ -25,9 +25,9 @@ type runner struct {
 	s      Storage
 	id     host.AllocID
 	al     *alloc
-	runCtx context.Context // the context of run
-	halt   context.CancelCauseFunc
-	// recordReady records that the volumes are prepared, in the commit that starts the tasks. nil: recorded already
+	runCtx context.Context         // the context of run
+	halt   context.CancelCauseFunc // makes the alloc end
+	// recordReady records that the volumes are prepared, in the commit that starts the tasks. nil: nothing to record
 	recordReady func(*AllocRecord)
 }
 
@@ -106,8 +106,8 @@ func (r *runner) fail(why string) error {
 	return err
 }
 
-// retry calls do until it succeeds, its error is permanent, or ctx ends. Between attempts, the alloc's reason is the
-// described error. retry returns errors of do and of the ledger.
+// retry calls do until it succeeds, its error is permanent, or ctx ends. Between attempts, the alloc's record has the
+// described error as the reason for waiting. retry returns errors of do, of the ledger and of ctx.
 func (r *runner) retry(ctx context.Context, do func() error, describe func(error) string) error {
 	for b := newBackoff(); ; {
 		retried := r.a.retryRequested() // before the call, so that a change during it is not missed
@@ -158,9 +158,9 @@ func (r *runner) makeDirs(stop context.Context) error {
 	return r.failIfPermanent(stop, err, error.Error)
 }
 
-// saveCopy saves the first copy of the record, and waits until that succeeds. No task starts without it, because an
-// agent that lost its ledger would not know the task. Tasks that were started before have an older copy and do not
-// wait.
+// saveCopy saves the first copy of the record, and waits until that succeeds. No task starts without a copy, because
+// an agent that lost its ledger would not know the task. If an earlier agent has started a task, a copy exists, and
+// saveCopy does nothing.
 func (r *runner) saveCopy(stop context.Context) error {
 	for _, t := range r.record().Tasks {
 		if t.Attempt > 0 {
@@ -169,7 +169,7 @@ func (r *runner) saveCopy(stop context.Context) error {
 	}
 	describe := func(err error) string { return fmt.Sprintf("cannot write a copy of the alloc's record: %v", err) }
 	err := r.retry(stop, func() error { return r.a.saveCurrent(r.id) }, describe)
-	if rec := r.record(); err == nil && rec.Reason != "" {
+	if rec := r.record(); err == nil && rec.Reason != "" { // the alloc waits no longer
 		return r.update(func(rec *AllocRecord) { rec.Reason, rec.Next = "", time.Time{} })
 	}
 	return r.failIfPermanent(stop, err, describe)
@@ -203,7 +203,7 @@ func (r *runner) prepareVolumes(ctx, stop context.Context) error {
 	}
 	err = r.failIfPermanent(stop, err, func(err error) string {
 		why := err.Error()
-		if waits := r.waits(stop); len(waits) > 0 { // without holders of claims: the alloc does not wait for them
+		if waits := r.waits(stop); len(waits) > 0 { // not DescribeWaits: the alloc waits for no holder of a claim
 			why = registry.Waits(waits)
 			for _, w := range waits {
 				if w.Advice != "" {
@@ -216,17 +216,17 @@ func (r *runner) prepareVolumes(ctx, stop context.Context) error {
 	return errors.Join(err, ctx.Err())
 }
 
-// removeFailed waits until no task whose start failed can still start. Until then the alloc keeps its volumes.
+// removeFailed returns when no failed start can start a task any more. Until then the alloc keeps its volumes.
 // removeFailed treats no error as permanent.
 func (r *runner) removeFailed(ctx context.Context) error {
 	return r.retry(ctx, func() error {
 		for _, t := range r.record().Group.Tasks {
-			d, may := r.a.drivers[t.Driver].(taskdriver.Remover)
-			if !may {
+			remover, able := r.a.drivers[t.Driver].(taskdriver.Remover)
+			if !able {
 				continue
 			}
-			if err := d.RemoveFailed(ctx, r.a.dirs(r.id).task(t.Name)); err != nil {
-				return fmt.Errorf("task %q: %v", t.Name, err) // without its kind, retry repeats it
+			if err := remover.RemoveFailed(ctx, r.a.dirs(r.id).task(t.Name)); err != nil {
+				return fmt.Errorf("task %q: %v", t.Name, err) // %v drops its kind: retry repeats it
 			}
 		}
 		return nil
@@ -246,15 +246,15 @@ func (r *runner) releaseVolumes(ctx context.Context) error {
 	return r.retry(ctx, func() error {
 		err := r.reportWaits(ctx, func() error { return r.release(ctx) })
 		if isPermanent(err) {
-			err = errors.New(err.Error()) // without its kind, retry repeats it
+			err = errors.New(err.Error()) // this drops its kind: retry repeats it
 		}
 		return err
 	}, func(err error) string { return "volumes not released yet: " + r.describeError(ctx, err) })
 }
 
-// release releases the volumes. If another alloc will follow in the slot, it keeps the volumes with on_stop = "delete"
-// (ReplaceAlloc). If that changes meanwhile, release cancels the call and deletes these volumes after all
-// (ReleaseAlloc).
+// release releases the volumes. ReleaseAlloc also deletes those with on_stop = "delete". ReplaceAlloc keeps them for
+// another alloc that will follow in the slot. If meanwhile none will follow any more, release cancels ReplaceAlloc and
+// calls ReleaseAlloc.
 func (r *runner) release(ctx context.Context) error {
 	hasSuccessor := func() bool { rec := r.record(); return r.a.job(rec.Job).refillsSlot(rec) }
 	if !hasSuccessor() {
@@ -283,9 +283,9 @@ func (r *runner) runTasks(ctx, stop context.Context) error {
 	if err != nil {
 		return r.fail(err.Error())
 	}
-	var recorded map[host.TaskName]bool
+	var firstRecorded map[host.TaskName]bool
 	if stop.Err() == nil {
-		err = r.update(func(rec *AllocRecord) { recorded = r.recordStart(rec, specs) })
+		err = r.update(func(rec *AllocRecord) { firstRecorded = r.recordStart(rec, specs) })
 	}
 	if err != nil {
 		return err
@@ -300,7 +300,7 @@ func (r *runner) runTasks(ctx, stop context.Context) error {
 			ended := make(chan struct{})
 			all.Go(func() {
 				defer close(ended)
-				r.runTask(ctx, stop, s, recorded[s.Name])
+				r.runTask(ctx, stop, s, firstRecorded[s.Name])
 			})
 			if !s.sidecar {
 				main = append(main, ended)
@@ -317,8 +317,8 @@ func (r *runner) runTasks(ctx, stop context.Context) error {
 	return errors.Join(ctx.Err(), r.a.failure())
 }
 
-// recordStart records that the volumes are ready, that the alloc runs, and that some tasks begin their first attempt.
-// These are the tasks that wait for no other task. recordStart returns them.
+// recordStart records that the volumes are ready, that the alloc runs, and that the tasks that wait for no other task
+// begin their first attempt. It returns these tasks.
 func (r *runner) recordStart(rec *AllocRecord, specs []taskSpec) map[host.TaskName]bool {
 	if r.recordReady != nil {
 		r.recordReady(rec)
@@ -327,15 +327,15 @@ func (r *runner) recordStart(rec *AllocRecord, specs []taskSpec) map[host.TaskNa
 		rec.State = AllocRunning
 	}
 	prestart := slices.ContainsFunc(specs, func(s taskSpec) bool { return s.prestart })
-	recorded := map[host.TaskName]bool{}
+	begun := map[host.TaskName]bool{}
 	for _, s := range specs {
 		if t := rec.Tasks[s.Name]; s.prestart == prestart && t.State == TaskPending {
-			recorded[s.Name] = true
+			begun[s.Name] = true
 			t.beginAttempt()
 			t.Since = time.Now().UTC()
 		}
 	}
-	return recorded
+	return begun
 }
 
 // runTask runs a task to its end. It halts the alloc if the task is the leader or has failed.

@@ -16,8 +16,8 @@ import (
 // minFree is the free space that the state directory must have before anything new is started.
 const minFree = 1 << 20
 
-// checkSpace returns an error if there is no space to start anything new. If there is some, checkSpace enlarges the
-// ledger's reserve for one more alloc. Running allocs need no other space. The caller holds a.writing.
+// checkSpace returns an error if there is no space to start anything new. Otherwise it enlarges the ledger's reserve
+// for one more alloc. Running allocs need no space beyond the reserve. The caller holds a.writing.
 func (a *Agent) checkSpace() error {
 	dir := filepath.Join(a.config.StateDir, "agent")
 	err := checkFree(dir)

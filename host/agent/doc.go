@@ -2,23 +2,23 @@
 // host.
 //
 // A job has groups. A group is placed count times, and each placement is an alloc. An alloc has tasks. A task is
-// started by a driver, and each start is an attempt. The agent creates the IDs of allocs. It records each step in
-// its ledger, <state>/agent/agent.db, before it takes it. That a task runs, or ended as intended, is written with the
-// next step: the files in the task's directory tell it to an agent that finds the earlier record.
+// started by a driver, and each start is an attempt. The agent creates the IDs of allocs. Before each step, it records
+// the step in its ledger, <state>/agent/agent.db. Two facts are written only with the next step: that a task runs, and
+// that it has ended as intended. An agent that finds the earlier record reads them from files in the task's directory.
 //
 // Promises:
 //
-//   - No task of an alloc with volumes starts before the volumes are prepared. They are released only when all its
-//     tasks have ended. An alloc whose volumes are not available waits, reports the reason and retries, until it is
-//     stopped.
+//   - No task of an alloc starts before its volumes are prepared. The volumes are released only when all tasks have
+//     ended. An alloc whose volumes are not available waits, reports the reason and retries, until it is stopped.
 //   - Users of volumes are stopped before the plugins that serve them, when a job is stopped and when the agent
 //     stops all jobs.
 //   - A task that ends is restarted under its restart policy. A restart that the shim requests counts as a failure
-//     under the same policy, and happens once for each attempt.
+//     under the same policy. It ends only the attempt that it was requested for.
 //   - A job that is submitted again keeps the allocs of unchanged groups. An alloc of a changed group is stopped,
-//     and replaced when it has ended. That of a plugin is stopped when its successor is healthy and nothing needs it.
-//   - Tasks keep running when the agent ends, in whatever way. The next agent adopts them, learns how others have
-//     ended, and tells the shim which tasks and allocs exist.
+//     and replaced when it has ended. A plugin's old alloc is stopped when the new one is healthy and nothing needs
+//     the old one.
+//   - Tasks keep running when the agent ends, in whatever way. The next agent adopts those that still run, learns
+//     how the others have ended, and tells the shim which tasks and allocs exist.
 //
 // The agent manages one node. It has no scheduler, and ignores constraints, networks, services and the like. Submit
 // returns a warning for each. It knows jobs as data: no HCL, no csi_plugin and no CSI.

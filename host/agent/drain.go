@@ -12,8 +12,9 @@ import (
 // followDrain stops all allocs while the node is drained, and runs the jobs again afterwards.
 func (a *Agent) followDrain(ctx context.Context, s Volumes) {
 	q := host.NodeQuery{Node: host.NodeName(a.node.Name)}
-	deadline, cancel := time.Time{}, func() {} // of the present drain
-	var running sync.WaitGroup                 // its goroutines
+	var deadline time.Time     // of the present drain
+	cancel := func() {}        // ends the goroutines of the present drain
+	var running sync.WaitGroup // these goroutines
 	defer running.Wait()
 	defer func() { cancel() }()
 	for ctx.Err() == nil {
@@ -25,11 +26,12 @@ func (a *Agent) followDrain(ctx context.Context, s Volumes) {
 		if err != nil {
 			continue
 		}
-		if q.MinIndex = at; at == 0 { // no write yet; without an index, Nodes returns at once
+		if q.MinIndex = at; at == 0 { // the shim has written nothing yet: Nodes would return at once
 			sleep(ctx, maxPause, nil)
 		}
 		var drain registry.Drain
-		drained, before := false, a.drained.Load()
+		drained := false
+		before := a.drained.Load()
 		if len(list) == 1 {
 			drain, drained = list[0].Drains()
 		}

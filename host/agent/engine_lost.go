@@ -11,7 +11,7 @@ import (
 	"holdfast/registry"
 )
 
-// LostEngineMount is a mount for container engines whose volume this node has no claim on any more. Either the node was
+// LostEngineMount is a mount for container engines of a volume that this node has no claim on any more: the node was
 // out of service or fenced, or a person has released the claim. The containers may still write.
 type LostEngineMount struct {
 	Volume host.VolumeID
@@ -37,7 +37,7 @@ func (a *Agent) LostEngineMounts(ctx context.Context, s Volumes) (list []LostEng
 	for _, m := range all {
 		i := slices.IndexFunc(allocs, func(al host.AllocStatus) bool { return al.ID == m.Alloc })
 		if i < 0 || m.Path == "" || len(m.Holders) == 0 {
-			continue
+			continue // unknown to the shim, not complete, or held by no engine
 		}
 		if reason := a.engine.lostReason(allocs[i]); reason != "" {
 			list = append(list, a.describeLost(m, reason))
@@ -95,8 +95,8 @@ func (e *engineMounts) lostReason(al host.AllocStatus) string {
 	return ""
 }
 
-// loseEngineMount reports that this node has lost the volume of an engine's containers. The mount is released once they
-// have stopped.
+// loseEngineMount records and logs why this node has lost the volume of an engine's containers. The mount is released
+// once they have stopped. If no engine holds a mount of this alloc, loseEngineMount does nothing.
 func (a *Agent) loseEngineMount(id host.AllocID, reason string) {
 	all := a.EngineMounts()
 	i := slices.IndexFunc(all, func(m *EngineMount) bool { return m.Alloc == id })

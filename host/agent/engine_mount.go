@@ -32,7 +32,7 @@ type EngineMount struct {
 }
 
 // EngineHolder counts the mounts of one ID. An engine may mount a volume several times with one ID. Docker does so for
-// a container and for a copy beside it. Podman always sends the same ID, from each of its stores.
+// docker cp beside a running container. Podman always sends the same ID, from each of its stores.
 type EngineHolder struct {
 	Count  int          `json:"count"`
 	Engine EngineCaller `json:"engine"`
@@ -72,12 +72,12 @@ func (c EngineCaller) ended() bool {
 // engineMounts are the mounts for container engines, by volume.
 type engineMounts struct {
 	mu    sync.Mutex
-	known map[host.VolumeID]*EngineMount                  // replaced as a whole
+	known map[host.VolumeID]*EngineMount                  // each is replaced as a whole
 	busy  map[host.VolumeID]chan struct{}                 // holds a token while the volume is mounted or unmounted
 	users func([]string) (map[string][]mount.User, error) // mount.Users
 	// isMount reports whether something is mounted at a path.
 	isMount func(path string) (bool, error)
-	// unused has the time of the first review since which no container has used the mount.
+	// unused has, for each mount that no container uses, when the agent first found it unused.
 	unused map[host.VolumeID]time.Time
 	// lost has the reason why this node lost the volume of a mount, by alloc, as the shim reported it.
 	lost map[host.AllocID]string
@@ -102,8 +102,8 @@ func (a *Agent) EngineMount(id host.VolumeID) *EngineMount {
 	return a.engine.known[id]
 }
 
-// setEngineMount records a mount; nil removes it. The time since which the mount is unused is cleared. If the mount is
-// gone or has another alloc, so is the reason why the node lost its volume.
+// setEngineMount records a mount; nil removes it. It clears the mount's entry in unused. If the mount is removed or
+// gets another alloc, it also clears the entry of the old alloc in lost.
 func (a *Agent) setEngineMount(id host.VolumeID, m *EngineMount) error {
 	e := entry{engineBucket, string(id), nil}
 	if m != nil {
@@ -172,9 +172,10 @@ type EngineRequest struct {
 // earlier.
 const engineLimit = 110 * time.Second
 
-// MountForEngine mounts a volume for a container and returns the directory on this host. A failure leaves nothing
-// mounted that no other container uses. After a success the caller must call answered, and say whether the engine has
-// received the answer: without the answer, the engine will not unmount. Until then other requests for the volume wait.
+// MountForEngine mounts a volume for a container and returns the directory on this host. After a failure, the volume
+// stays mounted only if other containers use it. After a success the caller must call answered, and say whether the
+// engine has received the answer: an engine without the answer will not unmount. Until answered is called, other
+// requests for the volume wait.
 func (a *Agent) MountForEngine(
 	ctx context.Context, s Volumes, r EngineRequest,
 ) (path string, answered func(received bool), err error) {
@@ -236,8 +237,8 @@ func (a *Agent) mountForEngine(ctx context.Context, s Volumes, r EngineRequest) 
 }
 
 // dropLostCount drops the count of a Podman process that was killed before it stored its own count. Podman sends a
-// mount only if its own count is 0. Another store of Podman may have counted the mount too. Then a container uses it,
-// or the process that mounted it is still starting the container.
+// mount only if its own count is 0. If another store of Podman has counted the mount, a container uses it, or the
+// process that mounted it still runs, to start the container: dropLostCount then keeps the count.
 func (a *Agent) dropLostCount(m *EngineMount, r EngineRequest) (*EngineMount, error) {
 	h, held := m.Holders[r.ID]
 	if !held || !h.Engine.Daemonless || !h.Engine.ended() {
@@ -254,10 +255,10 @@ func (a *Agent) dropLostCount(m *EngineMount, r EngineRequest) (*EngineMount, er
 const releaseWait = 4 * time.Second
 
 // usableEngineMount returns the current mount of the volume, or a record without a path, which is still to be mounted.
-// That is a new record, or the one of a mount that was begun when the agent died. It first releases a recorded mount
-// that is from an earlier boot, is being released, or does not exist any more. It also releases a mount whose volume
-// this node has lost, but refuses the request while containers use it. Without a current mount it refuses the request
-// if CheckEnginePlugin does.
+// The record is new, or that of a mount that an earlier agent has begun. usableEngineMount first releases a recorded
+// mount that is from an earlier boot, is being released, or does not exist any more. It also releases a mount whose
+// volume this node has lost, but refuses the request while containers use that mount. Without a current mount it
+// refuses the request if CheckEnginePlugin does.
 func (a *Agent) usableEngineMount(ctx context.Context, s Volumes, r EngineRequest) (*EngineMount, error) {
 	boot, err := proc.BootID()
 	if err != nil {
@@ -321,8 +322,8 @@ func (a *Agent) canJoin(ctx context.Context, s Volumes, m *EngineMount) (bool, e
 	return true, nil
 }
 
-// CheckEnginePlugin returns an error if no job runs the plugin, or if the engine may have to start it. A dockerd that
-// starts answers no request before it has mounted the volumes of its containers, so it would wait for itself.
+// CheckEnginePlugin returns an error if no job runs the plugin, or if the engine may have to start it. A starting
+// dockerd answers no request before it has mounted the volumes of its containers, so it would wait for itself.
 func (a *Agent) CheckEnginePlugin(ctx context.Context, s Lister, plugin host.PluginID, by EngineCaller) error {
 	list, _, err := s.Plugins(ctx, host.PluginQuery{Plugin: plugin})
 	switch engine := by.Name(); {
@@ -419,10 +420,10 @@ func (a *Agent) explainEngineWait(ctx context.Context, s Volumes, m *EngineMount
 		display.Command("holdfast volume status", string(m.Volume)))
 }
 
-// UnmountForEngine takes back one mount of an ID, as takeBackEngineMount does. Podman counts the volume as mounted
-// until it has the answer, and sends no Mount until then: the next container would get a directory without the volume.
-// For an engine without a daemon, UnmountForEngine therefore only locks the mount. The caller must then call answered,
-// and say whether the engine has received the answer. Otherwise answered is nil.
+// UnmountForEngine takes back one mount of an ID, as takeBackEngineMount does. For Podman it only locks the mount, and
+// the caller must call answered, and say whether the engine has received the answer: answered then takes the mount
+// back. Until Podman has the answer, it counts the volume as mounted and sends no Mount. If the volume were released
+// earlier, the next container would get a directory without the volume. For Docker answered is nil.
 func (a *Agent) UnmountForEngine(
 	ctx context.Context, s Volumes, r EngineRequest,
 ) (answered func(received bool), err error) {
@@ -449,7 +450,7 @@ func (a *Agent) UnmountForEngine(
 
 // takeBackEngineMount takes back one mount of an ID, and releases the volume after the last one. The caller holds the
 // lock. An ID without a mount is no error, because an engine may also unmount after a failed mount. A release that
-// fails or takes longer is continued later, because the engine would not repeat the request.
+// fails, or takes longer than releaseWait, is continued later, because the engine would not repeat the request.
 func (a *Agent) takeBackEngineMount(ctx context.Context, s Volumes, r EngineRequest) error {
 	m := a.EngineMount(r.Volume)
 	if m == nil {

@@ -20,13 +20,13 @@ import (
 const engineReview = 15 * time.Second
 
 // unusedLimit is how long a mount that Docker holds may be unused. Docker may hold a mount although no container
-// exists: after a lost answer it repeats its request, and that counts twice. unusedLimit is longer than the mounts of a
-// container's other volumes take.
+// exists: after a lost answer it repeats its request, and that counts twice. Before a container starts, Docker mounts
+// its other volumes too; unusedLimit is longer than that takes.
 const unusedLimit = 5 * time.Minute
 
 // followEngineMounts releases mounts that no container uses any more. These are mounts of an earlier boot, those whose
 // release was interrupted, those of an engine process that has ended without unmounting them, those whose volume this
-// node has lost, and those of Docker that were unused for unusedLimit.
+// node has lost, and those of Docker that have been unused for unusedLimit.
 func (a *Agent) followEngineMounts(ctx context.Context, s Volumes) {
 	for {
 		for _, m := range a.unusedEngineMounts() {
@@ -46,8 +46,8 @@ func (a *Agent) followEngineMounts(ctx context.Context, s Volumes) {
 	}
 }
 
-// unusedEngineMounts lists the mounts that a review would find unused. It reads the processes of the machine only once
-// for all volumes.
+// unusedEngineMounts lists the mounts that may be unused, for a review of each. It reads the processes of the machine
+// only once for all volumes.
 func (a *Agent) unusedEngineMounts() []*EngineMount {
 	all := a.EngineMounts()
 	var paths []string
@@ -76,18 +76,19 @@ func (a *Agent) unusedEngineMounts() []*EngineMount {
 
 // ForgetForEngine prepares the removal of a volume: if no container uses the mount, it drops the holders of the asking
 // engine (for Podman: of all its processes) and of engines that have ended. It releases the mount if no holder is left.
-// An engine removes no volume that one of its own containers has.
+// The asking engine has no container with the volume: otherwise it would refuse the removal itself.
 func (a *Agent) ForgetForEngine(ctx context.Context, s Volumes, r EngineRequest) error {
 	return a.reviewEngineMount(ctx, s, r.Volume, releaseTimeout, func(h EngineHolder, unused time.Duration) bool {
 		return unused > 0 && (h.Engine == r.Caller || h.Engine.Daemonless && r.Caller.Daemonless || h.Engine.gone())
 	})
 }
 
-// reviewEngineMount drops the holders for which ended returns true. If no holder is left and no container uses the
-// mount (unused is 0 while one does), it releases the mount and waits for that. Other requests for the volume wait.
+// reviewEngineMount drops the holders for which stale returns true; unused is 0 while a container uses the mount. It
+// drops all holders of a mount that is from an earlier boot or was not completed. If no holder is left and no container
+// uses the mount, it releases the mount, and waits at most wait for that. Other requests for the volume wait.
 func (a *Agent) reviewEngineMount(
 	ctx context.Context, s Volumes, volume host.VolumeID, wait time.Duration,
-	ended func(h EngineHolder, unused time.Duration) bool,
+	stale func(h EngineHolder, unused time.Duration) bool,
 ) error {
 	unlock, err := a.lockEngineMount(ctx, volume)
 	if err != nil {
@@ -109,8 +110,8 @@ func (a *Agent) reviewEngineMount(
 	next := *m
 	next.Holders = maps.Clone(m.Holders)
 	maps.DeleteFunc(next.Holders, func(_ string, h EngineHolder) bool {
-		// A living agent holds the lock until the path is set. Without a path, it died before it answered.
-		return m.Boot != boot || m.Path == "" || ended(h, unused)
+		// A living agent holds the lock until the path is set. Without a path, an earlier agent died first.
+		return m.Boot != boot || m.Path == "" || stale(h, unused)
 	})
 	if len(next.Holders) != len(m.Holders) {
 		if err := a.setEngineMount(volume, &next); err != nil {
@@ -130,7 +131,8 @@ func (a *Agent) reviewEngineMount(
 const releaseTimeout = 30 * time.Second
 
 // unusedFor returns for how long the agent has known that no container uses the mount: at least a nanosecond, or 0 if a
-// container uses it. The time begins with the first call that finds no user. Containers may outlive their engine.
+// container uses it. The time begins with the first call that finds no user. It does not matter whether the engine
+// runs, because containers may outlive it.
 func (a *Agent) unusedFor(m *EngineMount) (time.Duration, error) {
 	users, err := a.engineUsers(m)
 	if err != nil {

@@ -26,7 +26,7 @@ func (a *Agent) Check(j *hooks.Job) (warnings []string, err error) {
 }
 
 // Check reports whether an agent with these drivers can run the job. It returns a warning for each attribute that has
-// no effect, also with an error.
+// no effect, even if it returns an error.
 //
 // With tryLimits, drivers try whether they can limit resources: tasks get cgroups below that of this process.
 func Check(j *hooks.Job, drivers []taskdriver.Driver, tryLimits bool) (warnings []string, err error) {
@@ -72,8 +72,8 @@ type SubmitOptions struct {
 	Rerun bool // run completed batch allocs again
 }
 
-// Submit adds a job, or replaces the job with that ID. It returns when the job and its allocs are recorded. They
-// start later.
+// Submit adds a job, or replaces the job with that ID. It returns when the job and its allocs are recorded. The
+// allocs start later.
 //
 // Allocs of unchanged groups continue. Completed batch allocs of unchanged groups run again only if the job was
 // stopped or with Rerun. Without Force, Submit refuses a change that stops a plugin whose mounts other allocs use.
@@ -103,16 +103,17 @@ func (a *Agent) Submit(
 		Job: *j, Source: src, Version: a.lastVersion(was, j.ID) + 1, Submitted: time.Now().UTC(), Warnings: warnings,
 		digests: &sync.Map{},
 	}
-	if r.RunOnce = r.Version; was != nil && !was.Stopped && !o.Rerun {
-		r.RunOnce = was.RunOnce
-	}
+	r.RunOnce = r.Version
 	if was != nil {
 		r.Rolled = was.Rolled
+		if !was.Stopped && !o.Rerun {
+			r.RunOnce = was.RunOnce
+		}
 	}
 	r = a.rollOrReplace(was, r)
 	var placed []*AllocRecord
 	entries := []entry{{jobsBucket, j.ID, r}}
-	if len(a.allocsOf(j.ID)) == 0 {
+	if len(a.allocsOf(j.ID)) == 0 { // one commit for all; otherwise reconcileJob places the allocs
 		var more []entry
 		placed, more = newAllocs(r, func(s slot) bool { return !a.isPaused(j.ID, s) })
 		entries = append(entries, more...)
@@ -151,7 +152,7 @@ func (a *Agent) allocsOf(job string) []*AllocRecord {
 	return slices.DeleteFunc(slices.Clone(a.Allocs()), func(r *AllocRecord) bool { return r.Job != job })
 }
 
-// lastVersion returns the last version of a job. It also counts a purged job that still has allocs.
+// lastVersion returns the last version of a job. A purged job may still have allocs, whose versions count too.
 func (a *Agent) lastVersion(was *JobRecord, id string) (last uint64) {
 	for ; was != nil; was = was.Next {
 		last = max(last, was.Version)
@@ -194,7 +195,7 @@ func (a *Agent) StopJob(ctx context.Context, id string, s Lister, o StopOptions)
 		publish, write.value = func() { delete(a.jobs, id) }, nil
 	}
 	var stop []host.AllocID
-	if !a.stopsAll() { // else StopAll stops them, rank by rank
+	if !a.stopsAll() { // else stopRanks stops all allocs
 		stop = a.unwanted(&next, a.allocsOf(id), nil)
 	}
 	if err := a.stopAllLocked(stop, publish, write); err != nil {
@@ -236,9 +237,9 @@ func (a *Agent) acceptsWork() error {
 	return a.checkSpace()
 }
 
-// checkMountsSurvive returns an error if the new version of a job would break mounts in use. That is so if it stops a
-// plugin's task without a replacement while another alloc uses the plugin's volumes. It is also so if the task has roll
-// = "stop_first" and serves FUSE mounts. It sets Rolled and Roll of job, which is not the record to store.
+// checkMountsSurvive returns an error if the new version of a job would break mounts in use. It would if it stops a
+// plugin's task without a replacement while another alloc uses the plugin's volumes, or if it replaces a task that
+// serves FUSE mounts and has roll = "stop_first". It sets Rolled and Roll of job, which is not the record to store.
 func (a *Agent) checkMountsSurvive(ctx context.Context, job *JobRecord, s Lister) error {
 	rolling := map[slot]string{}
 	if was := a.job(job.Job.ID); was != nil && !was.Stopped {
@@ -327,10 +328,10 @@ func (a *Agent) holders(ctx context.Context, s Lister, w registry.Wait) string {
 	if w.Step != registry.StepClaim {
 		return ""
 	}
-	list, _, err := s.Volumes(ctx, host.VolumeQuery{Name: w.Volume})
+	list, _, _ := s.Volumes(ctx, host.VolumeQuery{Name: w.Volume}) // empty after an error
 	var names []string
 	for _, v := range list {
-		if err != nil || v.VolumeName() != w.Volume {
+		if v.VolumeName() != w.Volume {
 			continue
 		}
 		for _, h := range v.Holders {

@@ -97,8 +97,8 @@ func openLedger(path string) (*ledger, error) {
 	return &ledger{db: db}, nil
 }
 
-// openFile opens the file unless it is truncated. It first opens it read-only, because bbolt then reads only the first
-// pages.
+// openFile opens the file unless it is truncated. To find that out, it first opens the file read-only, because bbolt
+// then reads only the first pages.
 func openFile(path string) (db *bolt.DB, err error) {
 	if info, err := os.Stat(path); err == nil && info.Size() > 0 {
 		if err := readOnly(path, func(*ledger) error { return nil }); err != nil {
@@ -115,7 +115,7 @@ func openFile(path string) (db *bolt.DB, err error) {
 // lockTimeout bounds the wait for another process that has the file open.
 const lockTimeout = 200 * time.Millisecond
 
-// readOnly opens the file read-only, and calls fn unless it is truncated.
+// readOnly opens the file read-only, and calls fn unless the file is truncated.
 func readOnly(path string, fn func(*ledger) error) error {
 	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true, Timeout: lockTimeout})
 	if err != nil {
@@ -231,7 +231,8 @@ func (l *ledger) write(entries ...entry) error {
 			}
 		}
 		for i, e := range entries {
-			b, err := tx.Bucket(e.bucket), error(nil)
+			b := tx.Bucket(e.bucket)
+			var err error
 			if texts[i] == nil {
 				err = b.Delete([]byte(e.key))
 			} else {
@@ -289,8 +290,8 @@ func (l *ledger) load() (c ledgerContent, err error) {
 	return c, err
 }
 
-// forEach calls fn for each record of a bucket. nil is the bucket of a ledger that an older version has written, and
-// that is only read.
+// forEach calls fn for each record of a bucket. b is nil if an older version has written the ledger, and the ledger is
+// opened read-only.
 func forEach(b *bolt.Bucket, fn func(k, v []byte) error) error {
 	if b == nil {
 		return nil

@@ -68,7 +68,7 @@ func (a *Agent) jobOrder(byJob map[string][]*AllocRecord) []string {
 // here: on a full disk a later reconcile repeats it, and any other error ends Run. The caller holds a.writing.
 func (a *Agent) reconcileJob(job *JobRecord, allocs []*AllocRecord) {
 	want := job.wantedNow()
-	if !a.stopsAll() { // else StopAll stops them, rank by rank
+	if !a.stopsAll() { // else stopRanks stops all allocs
 		if stop := a.unwanted(job, allocs, want); len(stop) > 0 {
 			_ = a.stopAllLocked(stop, func() {})
 		}
@@ -97,9 +97,9 @@ func (j *JobRecord) wanted() map[slot]string {
 	return want
 }
 
-// unwanted lists the allocs to stop: of those that have no slot, the ones of the lowest rank. Allocs of higher ranks
-// are stopped once these, and those that are stopping already, have ended. unwanted leaves the plugin allocs of a roll
-// to stepRoll.
+// unwanted lists the allocs to stop now. Allocs without a slot are stopped rank by rank: the next rank when those of
+// all lower ranks have ended. Jobs with Discard count as one. unwanted leaves the plugin allocs of a roll to
+// stepRoll.
 func (a *Agent) unwanted(job *JobRecord, allocs []*AllocRecord, want map[slot]string) (ids []host.AllocID) {
 	unwanted := slices.DeleteFunc(slices.Clone(allocs), func(r *AllocRecord) bool {
 		kept := want[r.slot()] == r.Digest || job.isNewInRoll(r) || job.isReplacedInRoll(r)
@@ -108,9 +108,9 @@ func (a *Agent) unwanted(job *JobRecord, allocs []*AllocRecord, want map[slot]st
 	lowest := lastRank
 	for _, r := range unwanted {
 		lowest = min(lowest, r.rank())
-		if job := a.jobs[r.Job]; job != nil && job.Discard {
-			lowest = min(lowest, a.lowestDiscardedRank())
-		}
+	}
+	if job != nil && job.Discard {
+		lowest = min(lowest, a.lowestDiscardedRank())
 	}
 	for _, r := range unwanted {
 		if r.rank() == lowest && !r.Stop {
@@ -120,7 +120,7 @@ func (a *Agent) unwanted(job *JobRecord, allocs []*AllocRecord, want map[slot]st
 	return ids
 }
 
-// lowestDiscardedRank returns the lowest rank of the allocs that have not ended, of jobs with Discard.
+// lowestDiscardedRank returns the lowest rank among those allocs of jobs with Discard that have not ended.
 func (a *Agent) lowestDiscardedRank() int {
 	lowest := lastRank + 1
 	for _, al := range a.allocs {
@@ -148,8 +148,8 @@ func (a *Agent) stopLocked(id host.AllocID) error {
 	return a.stopAllLocked([]host.AllocID{id}, func() {})
 }
 
-// stopAllLocked orders the allocs to end, and writes more entries, in one commit. None of the allocs has ended or has
-// to end already. The caller holds a.writing.
+// stopAllLocked orders the allocs to end, and writes more entries, in one commit. The caller leaves out
+// allocs that have ended or are being stopped already. The caller holds a.writing.
 func (a *Agent) stopAllLocked(ids []host.AllocID, publish func(), entries ...entry) error {
 	err := a.updateAll(ids, func(r *AllocRecord) {
 		r.Stop = true
@@ -238,16 +238,16 @@ func newAllocs(job *JobRecord, empty func(slot) bool) (placed []*AllocRecord, en
 	return placed, entries
 }
 
-// keepsSlot reports whether an ended alloc of an unchanged group keeps its slot. A batch alloc keeps it that completed
-// in version RunOnce or later, and so does an alloc that completed or failed in the current version of the job.
+// keepsSlot reports whether an ended alloc of an unchanged group keeps its slot. It does if it is a batch alloc that
+// completed in version RunOnce or later, or any alloc that completed or failed in the current version of the job.
 func (j *JobRecord) keepsSlot(r *AllocRecord) bool {
 	return r.State == AllocComplete && r.batch() && r.Version >= j.RunOnce ||
 		r.State != AllocStopped && r.Version == j.Version
 }
 
 // refillsSlot reports whether another alloc of the same group will follow an alloc that ends, so that its volumes are
-// kept. That is so if the alloc was stopped, and this or the next version of the job wants the same slot with an
-// unchanged group.
+// kept. One follows if the alloc was stopped, and this or the next version of the job wants the same slot with an
+// unchanged group. A roll does not count as a change of the group.
 func (j *JobRecord) refillsSlot(r *AllocRecord) bool {
 	ended := *r
 	ended.State, _ = r.outcome()

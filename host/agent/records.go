@@ -36,7 +36,7 @@ type JobRecord struct {
 	Version   uint64    `json:"version"` // counts submissions, from 1
 	Submitted time.Time `json:"submitted"`
 	Stopped   bool      `json:"stopped,omitempty"`
-	RunOnce   uint64    `json:"run_once,omitempty"` // batch allocs completed since this version do not run again
+	RunOnce   uint64    `json:"run_once,omitempty"` // batch allocs that completed since this version do not run again
 	Warnings  []string  `json:"warnings,omitempty"` // unsupported attributes
 	Discard   bool      `json:"discard,omitempty"`  // all such jobs are stopped together, by rank, and then removed
 
@@ -44,8 +44,7 @@ type JobRecord struct {
 	Roll   *Roll             `json:"roll,omitempty"`   // the last one
 	Rolled map[string]uint64 `json:"rolled,omitempty"` // by group: how often its plugins were rolled without a change
 
-	// digests has the digest of each rolledGroup, because the agent compares them often. All copies of the record share
-	// it. nil: they are computed each time.
+	// digests caches the digest of each rolledGroup. All copies of the record share the cache. nil: no cache.
 	digests *sync.Map
 }
 

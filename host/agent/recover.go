@@ -38,7 +38,7 @@ func ParseRecovery(s string) (Recovery, error) {
 	return r, nil
 }
 
-// lostAlloc is an alloc whose copy is newer than the ledger, or an alloc with tasks but without any record.
+// lostAlloc is an alloc whose copied record is newer than the ledger, or an alloc with tasks but without any record.
 type lostAlloc struct {
 	id       host.AllocID
 	copy     *allocCopy
@@ -95,7 +95,7 @@ func (a *Agent) findLost(ctx context.Context) ([]*lostAlloc, error) {
 	return out, nil
 }
 
-// findHandles reads the last started attempts from the directories of the alloc's tasks, and whether they still run.
+// findHandles finds the last started attempt of each task in the alloc's directory, and which of them still run.
 func (a *Agent) findHandles(ctx context.Context, l *lostAlloc) error {
 	l.handles = map[host.TaskName]taskdriver.Handle{}
 	entries, err := os.ReadDir(a.dirs(l.id).tasks())
@@ -265,7 +265,7 @@ func (a *Agent) recoverLostVolumes(ctx context.Context) error {
 	return nil
 }
 
-// discardJobs marks the jobs of the allocs with Discard.
+// discardJobs sets Discard for the jobs of the allocs.
 func (a *Agent) discardJobs(allocs []*AllocRecord) error {
 	a.writing.Lock()
 	defer a.writing.Unlock()
@@ -274,7 +274,7 @@ func (a *Agent) discardJobs(allocs []*AllocRecord) error {
 	return a.commit(func() { maps.Copy(a.jobs, jobs) }, jobEntries(jobs)...)
 }
 
-// addDiscarded adds the jobs of the allocs with Discard, or minimal ones for jobs that were purged.
+// addDiscarded adds the jobs of the allocs, with Discard set, to jobs. If a job was purged, it adds a minimal one.
 func (a *Agent) addDiscarded(jobs map[string]*JobRecord, allocs []*AllocRecord) {
 	for _, r := range allocs {
 		next := JobRecord{Job: hooks.Job{ID: r.Job, Type: r.JobType}, Version: r.Version, Submitted: r.Created}
@@ -322,7 +322,8 @@ func (a *Agent) restore(all []*lostAlloc) error {
 
 func bySaved(x, y *lostAlloc) int { return x.copy.Saved.Compare(y.copy.Saved) }
 
-// lostJobs returns the jobs of lost allocs, from the newest copies or from the ledger.
+// lostJobs returns the jobs of lost allocs, from the newest copies or from the ledger. A job that the newest copy lacks
+// was purged.
 func (a *Agent) lostJobs(all []*lostAlloc) map[string]*JobRecord {
 	out := map[string]*JobRecord{}
 	for _, l := range slices.SortedFunc(slices.Values(all), bySaved) {
@@ -345,8 +346,8 @@ func (a *Agent) lostJobs(all []*lostAlloc) map[string]*JobRecord {
 	return out
 }
 
-// recoveredRecord returns the copied record, updated with handles that it lacks, of the recorded attempt or a later
-// one.
+// recoveredRecord returns the copied record. It adds handles that the record lacks, but none of an attempt before the
+// recorded one.
 func (l *lostAlloc) recoveredRecord() *AllocRecord {
 	r := l.copy.Alloc.clone()
 	for name, t := range r.Tasks {

@@ -35,9 +35,9 @@ func (j *JobRecord) rollSlots() map[slot]string {
 	if j == nil || j.Next == nil {
 		return out
 	}
-	was, before, groups := j.wanted(), pluginGroups(j), pluginGroups(j.Next)
+	old, oldGroups, newGroups := j.wanted(), pluginGroups(j), pluginGroups(j.Next)
 	for s, digest := range j.Next.wanted() {
-		if was[s] != "" && was[s] != digest && runsAll(groups[s.group], pluginsOf(before[s.group])) {
+		if old[s] != "" && old[s] != digest && runsAll(newGroups[s.group], pluginsOf(oldGroups[s.group])) {
 			out[s] = digest
 		}
 	}
@@ -93,7 +93,7 @@ func (j *JobRecord) isNewInRoll(r *AllocRecord) bool {
 }
 
 // isReplacedInRoll reports whether a roll keeps this plugin alloc until nothing needs it: the job wants another digest
-// in its slot, from a group that runs all of its plugins.
+// in its slot, of a group that runs all plugins of the alloc.
 func (j *JobRecord) isReplacedInRoll(r *AllocRecord) bool {
 	if j == nil || !j.rollOpen() || r.Job != j.Job.ID || r.State.Ended() || j.isNewInRoll(r) {
 		return false
@@ -134,7 +134,8 @@ func (a *Agent) followRolls(ctx context.Context, s Storage) {
 	logged := map[string]string{} // last error by job
 	for ctx.Err() == nil {
 		a.mu.Lock()
-		changed, open := a.changed, []*JobRecord(nil)
+		changed := a.changed
+		var open []*JobRecord
 		for _, j := range a.jobs {
 			if j.rollOpen() {
 				open = append(open, j)
@@ -149,7 +150,8 @@ func (a *Agent) followRolls(ctx context.Context, s Storage) {
 			continue
 		}
 		for _, job := range open {
-			id, why := job.Job.ID, ""
+			id := job.Job.ID
+			why := ""
 			if err := a.stepRoll(ctx, s, job); err != nil && ctx.Err() == nil {
 				why = err.Error()
 			}
@@ -246,7 +248,7 @@ func (a *Agent) preferWanted(
 // are rolled with it. If one of them has failed, all these jobs keep their version. decided is false if it is too
 // early.
 func (a *Agent) decideRoll(job *JobRecord, tasks map[host.TaskKey]host.PluginTask) (decided bool, err error) {
-	together, healthy, failed := []*JobRecord{job}, true, ""
+	together := []*JobRecord{job}
 	for _, id := range job.Roll.Jobs {
 		other := a.jobs[id]
 		if id != job.Job.ID && other != nil && other.rollOpen() && other.Next != nil &&
@@ -254,6 +256,7 @@ func (a *Agent) decideRoll(job *JobRecord, tasks map[host.TaskKey]host.PluginTas
 			together = append(together, other)
 		}
 	}
+	healthy, failed := true, ""
 	for _, j := range together {
 		ready, why := a.newAllocsHealthy(j, tasks)
 		healthy, failed = healthy && ready, cmp.Or(failed, why)
@@ -350,7 +353,7 @@ func (a *Agent) isOld(job *JobRecord, r *AllocRecord) bool {
 	})
 }
 
-// servedVolumes returns the volumes whose mounts processes of the alloc serve.
+// servedVolumes returns the volumes with mounts that are served by processes of the alloc.
 func servedVolumes(r *AllocRecord, tasks map[host.TaskKey]host.PluginTask) (volumes []registry.ServedVolume) {
 	for _, t := range r.Group.Tasks {
 		volumes = append(volumes, tasks[host.TaskKey{Alloc: r.ID, Task: t.Name}].Volumes...)
@@ -358,8 +361,8 @@ func servedVolumes(r *AllocRecord, tasks map[host.TaskKey]host.PluginTask) (volu
 	return volumes
 }
 
-// pausedSlot is a slot that gets no alloc while an old plugin process serves a volume. The next alloc then mounts the
-// volume with the new process.
+// pausedSlot is a slot that gets no alloc while an old plugin process serves a volume, so that the next alloc mounts
+// the volume with the new process.
 type pausedSlot struct {
 	by     string // job whose plugins are replaced
 	volume registry.VolumeName
@@ -419,7 +422,7 @@ func (a *Agent) whyNeeded(job *JobRecord, r *AllocRecord, tasks map[host.TaskKey
 		case use.Active || job.Roll.Force:
 		case len(use.Open) > 0:
 			c := use.Open[0]
-			calls = fmt.Sprintf("kept until %s of volume %s has ended, which was sent at %s", c.RPC, c.Volume,
+			calls = fmt.Sprintf("kept until %s of volume %s, sent at %s, has ended", c.RPC, c.Volume,
 				c.Since.UTC().Format(time.RFC3339))
 		case use.Calls > 0:
 			calls = "kept until its calls have ended"

@@ -14,14 +14,15 @@ import (
 )
 
 // rollOrReplace returns the record to store for a job that is submitted as r and has the record was. If r changes
-// groups whose plugin allocs run, that is a copy of was with r as its next version, else r.
+// groups whose plugin allocs run, the result is a copy of was with r as its next version, else r.
 func (a *Agent) rollOrReplace(was, r *JobRecord) *JobRecord {
 	if was == nil || was.Stopped {
 		return r
 	}
 	if next := was.Next; next != nil && !maps.Equal(r.wanted(), was.wanted()) {
 		same := *r
-		if same.Rolled = next.Rolled; maps.Equal(same.wanted(), next.wanted()) { // r is the next version again
+		same.Rolled = next.Rolled
+		if maps.Equal(same.wanted(), next.wanted()) { // r is the next version again
 			same.Version, same.Submitted = next.Version, next.Submitted
 			out := *was
 			out.Next = &same
