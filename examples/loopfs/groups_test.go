@@ -58,8 +58,7 @@ func TestGroupSnapshotIsWholeOrNot(t *testing.T) {
 	m.expectNoVolumes()
 }
 
-// Of two files in two volumes that are always written one after the other, a group snapshot never has more of the
-// later one.
+// Two files in two volumes grow in turns. A group snapshot never has more of the second one than of the first.
 func TestGroupSnapshotIsOfOneMoment(t *testing.T) {
 	m, p := runLoopfs(t, loopBackend)
 	var ids, stages, targets []string

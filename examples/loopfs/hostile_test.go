@@ -79,7 +79,7 @@ func TestHostileRequests(t *testing.T) {
 	step(t, "delete", p.delete(id), codes.OK)
 }
 
-// request returns a request that loopfs accepts, or refuses as it is out of order.
+// request returns a request that loopfs accepts, or refuses only because it is out of order.
 func (m *machine) request(message protoreflect.MessageDescriptor, id string) protoreflect.Message {
 	m.t.Helper()
 	kind, err := protoregistry.GlobalTypes.FindMessageByName(message.FullName())

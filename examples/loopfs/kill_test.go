@@ -48,7 +48,7 @@ func (s slow) awaitRunning() {
 	must(s.T, err)
 }
 
-// finish lets it write.
+// finish lets the program write.
 func (s slow) finish() {
 	s.Helper()
 	must(s.T, os.WriteFile(filepath.Join(s.dir, "go"), []byte("\n"), 0))

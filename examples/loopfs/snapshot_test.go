@@ -133,7 +133,7 @@ func TestSourcesOfSnapshotsAndVolumes(t *testing.T) {
 }
 
 // A snapshot of a mounted volume has everything that was written before it, needs no repair, and is of one moment: of
-// two files that are always written one after the other, it never has more of the later one.
+// two files that grow in turns, it never has more of the second one than of the first.
 func TestSnapshotInUse(t *testing.T) {
 	m, p := runLoopfs(t, loopBackend)
 	id, s, target := p.create("a", writer).VolumeId, m.staging("s"), m.target("t")

@@ -236,7 +236,7 @@ func (m *sweeper) sweepCopies(id string) {
 	step(m.t, "delete", m.p.delete(other), codes.OK)
 }
 
-// sweepStage is the first stage of a volume, which makes its file system.
+// sweepStage sweeps the first stage of a volume, and its unstage.
 func (m *sweeper) sweepStage() {
 	id, s := string(idFor(volumeKind, "fresh")), m.staging("fresh-s")
 	create := func(p *process) error { _, err := p.tryCreate("fresh", "", 0, 0, writer); return err }
