@@ -26,14 +26,14 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// EndpointUse says that a client of a CSI endpoint uses a volume, or may.
+// EndpointUse says that a client of a CSI endpoint uses a volume, or may use it.
 type EndpointUse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Plugin        string                 `protobuf:"bytes,1,opt,name=plugin,proto3" json:"plugin,omitempty"`
 	ExternalId    string                 `protobuf:"bytes,2,opt,name=external_id,json=externalId,proto3" json:"external_id,omitempty"`
-	Call          string                 `protobuf:"bytes,3,opt,name=call,proto3" json:"call,omitempty"`     // that begins the use
+	Call          string                 `protobuf:"bytes,3,opt,name=call,proto3" json:"call,omitempty"`     // the RPC that began the use
 	Target        string                 `protobuf:"bytes,4,opt,name=target,proto3" json:"target,omitempty"` // its node_id, staging_target_path or target_path; empty: the call has none
-	Node          string                 `protobuf:"bytes,5,opt,name=node,proto3" json:"node,omitempty"`     // whose host serves the endpoint
+	Node          string                 `protobuf:"bytes,5,opt,name=node,proto3" json:"node,omitempty"`     // the node whose host serves the endpoint
 	Since         *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=since,proto3" json:"since,omitempty"`
 	CreateIndex   uint64                 `protobuf:"varint,7,opt,name=create_index,json=createIndex,proto3" json:"create_index,omitempty"`
 	ModifyIndex   uint64                 `protobuf:"varint,8,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`

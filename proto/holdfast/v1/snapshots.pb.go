@@ -886,7 +886,7 @@ func (x *ListSnapshotsAtPluginRequest) GetSourceVolumeId() string {
 type ListSnapshotsAtPluginReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Answer        *Answer                `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
-	Snapshots     []*VolumeSnapshot      `protobuf:"bytes,2,rep,name=snapshots,proto3" json:"snapshots,omitempty"` // the spec is missing where there is no record
+	Snapshots     []*VolumeSnapshot      `protobuf:"bytes,2,rep,name=snapshots,proto3" json:"snapshots,omitempty"` // without a spec if there is no record
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

@@ -37,7 +37,8 @@ const (
 //
 // Snapshots are taken of volumes, and volumes are created from them.
 type SnapshotsClient interface {
-	// Create takes a snapshot and waits until volumes can be created from it. The same spec again gives the same snapshot.
+	// Create takes a snapshot and waits until volumes can be created from it. The same spec again returns the same
+	// snapshot.
 	Create(ctx context.Context, in *CreateSnapshotRequest, opts ...grpc.CallOption) (*CreateSnapshotReply, error)
 	// Delete deletes the snapshot at its plugin, and its record.
 	Delete(ctx context.Context, in *DeleteSnapshotRequest, opts ...grpc.CallOption) (*DeleteSnapshotReply, error)
@@ -49,8 +50,8 @@ type SnapshotsClient interface {
 	DeleteGroup(ctx context.Context, in *DeleteSnapshotRequest, opts ...grpc.CallOption) (*DeleteSnapshotReply, error)
 	DeregisterGroup(ctx context.Context, in *DeregisterSnapshotRequest, opts ...grpc.CallOption) (*DeregisterSnapshotReply, error)
 	ListGroups(ctx context.Context, in *ListSnapshotsRequest, opts ...grpc.CallOption) (*ListSnapshotsReply, error)
-	// Blocks sends the allocated blocks of a snapshot, or those that differ from a base, in order. After a stream that was
-	// cut off, starting_offset continues at the last next_offset.
+	// Blocks sends the allocated blocks of a snapshot, or those that differ from a base, in order. To continue a stream
+	// that was cut off, set starting_offset to the last next_offset.
 	Blocks(ctx context.Context, in *SnapshotBlocksRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SnapshotBlocksReply], error)
 	// ListAtPlugin lists the snapshots that a plugin has (ListSnapshots of CSI).
 	ListAtPlugin(ctx context.Context, in *ListSnapshotsAtPluginRequest, opts ...grpc.CallOption) (*ListSnapshotsAtPluginReply, error)
@@ -179,7 +180,8 @@ func (c *snapshotsClient) ListAtPlugin(ctx context.Context, in *ListSnapshotsAtP
 //
 // Snapshots are taken of volumes, and volumes are created from them.
 type SnapshotsServer interface {
-	// Create takes a snapshot and waits until volumes can be created from it. The same spec again gives the same snapshot.
+	// Create takes a snapshot and waits until volumes can be created from it. The same spec again returns the same
+	// snapshot.
 	Create(context.Context, *CreateSnapshotRequest) (*CreateSnapshotReply, error)
 	// Delete deletes the snapshot at its plugin, and its record.
 	Delete(context.Context, *DeleteSnapshotRequest) (*DeleteSnapshotReply, error)
@@ -191,8 +193,8 @@ type SnapshotsServer interface {
 	DeleteGroup(context.Context, *DeleteSnapshotRequest) (*DeleteSnapshotReply, error)
 	DeregisterGroup(context.Context, *DeregisterSnapshotRequest) (*DeregisterSnapshotReply, error)
 	ListGroups(context.Context, *ListSnapshotsRequest) (*ListSnapshotsReply, error)
-	// Blocks sends the allocated blocks of a snapshot, or those that differ from a base, in order. After a stream that was
-	// cut off, starting_offset continues at the last next_offset.
+	// Blocks sends the allocated blocks of a snapshot, or those that differ from a base, in order. To continue a stream
+	// that was cut off, set starting_offset to the last next_offset.
 	Blocks(*SnapshotBlocksRequest, grpc.ServerStreamingServer[SnapshotBlocksReply]) error
 	// ListAtPlugin lists the snapshots that a plugin has (ListSnapshots of CSI).
 	ListAtPlugin(context.Context, *ListSnapshotsAtPluginRequest) (*ListSnapshotsAtPluginReply, error)

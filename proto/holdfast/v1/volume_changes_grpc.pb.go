@@ -33,7 +33,7 @@ const (
 type VolumeChangesClient interface {
 	// Modify changes mutable parameters of a volume (ControllerModifyVolume).
 	Modify(ctx context.Context, in *ModifyVolumeRequest, opts ...grpc.CallOption) (*ModifyVolumeReply, error)
-	// Update makes a volume as its changed volume file says, or says what that would change.
+	// Update changes a volume as its changed volume file says. With dry_run it only returns the changes.
 	Update(ctx context.Context, in *UpdateVolumeRequest, opts ...grpc.CallOption) (*UpdateVolumeReply, error)
 	// Adopt makes a record of a volume that its plugin has.
 	Adopt(ctx context.Context, in *AdoptVolumeRequest, opts ...grpc.CallOption) (*AdoptVolumeReply, error)
@@ -95,7 +95,7 @@ func (c *volumeChangesClient) ListAtPlugin(ctx context.Context, in *ListVolumesA
 type VolumeChangesServer interface {
 	// Modify changes mutable parameters of a volume (ControllerModifyVolume).
 	Modify(context.Context, *ModifyVolumeRequest) (*ModifyVolumeReply, error)
-	// Update makes a volume as its changed volume file says, or says what that would change.
+	// Update changes a volume as its changed volume file says. With dry_run it only returns the changes.
 	Update(context.Context, *UpdateVolumeRequest) (*UpdateVolumeReply, error)
 	// Adopt makes a record of a volume that its plugin has.
 	Adopt(context.Context, *AdoptVolumeRequest) (*AdoptVolumeReply, error)
