@@ -54,8 +54,9 @@ func (h *Host) Watch(ctx context.Context, o WatchOptions, fn func(Event) error) 
 // errPastEnded ends a watch of past events.
 var errPastEnded = errors.New("all past events have been received")
 
-// Fingerprints calls fn with all plugins and roles, then with those that have changed. complete marks a full list,
-// which comes again after each start of a shim. A plugin that is not in a full list is gone.
+// Fingerprints calls fn with all plugins and roles, then with those that have changed. complete marks the end of a full
+// list, which comes in parts of at most 500, and again after each start of a shim. A plugin that is not in a full list
+// is gone.
 func (h *Host) Fingerprints(
 	ctx context.Context, q PluginQuery, fn func(changed []PluginFingerprint, complete bool) error,
 ) error {
