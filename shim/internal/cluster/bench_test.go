@@ -87,8 +87,8 @@ func ratio(b *testing.B, s registry.State, bare func(ctx context.Context, worker
 	b.ReportMetric(committed.Seconds()/claimed.Seconds(), "of-bare")
 }
 
-// newClaims puts the records, and returns the claims in the state. In a cluster, claims need that the cluster has
-// formed.
+// newClaims puts the records, and returns the claims in the state. In a cluster, volumes can be claimed only once the
+// cluster has formed, so newClaims also records that.
 func newClaims(b *testing.B, s registry.State, records []registry.Record) *controller.Claims {
 	claims := controller.NewClaims(s, noPlugins{}, time.Now)
 	if _, claims.Clustered = s.(*State); claims.Clustered {
@@ -98,13 +98,13 @@ func newClaims(b *testing.B, s registry.State, records []registry.Record) *contr
 	return claims
 }
 
-// concurrently calls do in each worker, each times, and returns how long all took.
-func concurrently(b *testing.B, each int, do func(ctx context.Context, worker, i int) error) time.Duration {
+// concurrently calls do so many times in each worker, and returns how long all calls took together.
+func concurrently(b *testing.B, times int, do func(ctx context.Context, worker, i int) error) time.Duration {
 	began := time.Now()
 	var workers sync.WaitGroup
 	for worker := range claimers {
 		workers.Go(func() {
-			for i := range each {
+			for i := range times {
 				if err := do(b.Context(), worker, i); err != nil {
 					b.Error(err)
 					return

@@ -296,7 +296,7 @@ func (m *member) await(t *testing.T, may bool) (done func()) {
 	return done
 }
 
-// makeFormer has the member execute plugin p, and give it up.
+// makeFormer waits until the member executes plugin p, and makes it give the role up.
 func (m *member) makeFormer(t *testing.T) {
 	t.Helper()
 	m.await(t, true)()
@@ -304,7 +304,7 @@ func (m *member) makeFormer(t *testing.T) {
 	m.await(t, false)
 }
 
-// resign has the member execute plugin p, give it up, and hand it over.
+// resign waits until the member executes plugin p, and makes it give the role up and hand its calls over.
 func (m *member) resign(t *testing.T) {
 	t.Helper()
 	m.await(t, true)()
@@ -409,8 +409,8 @@ func losing(kv clientv3.KV, lose func() bool) clientv3.KV {
 	})
 }
 
-// delayingFirst returns a KV that keeps the first transaction back until sendFirst. It calls answer, and answers that
-// the outcome is unknown.
+// delayingFirst returns a KV that sends the first transaction only when sendFirst is called. Before that, it calls
+// answer, and answers that the outcome is unknown.
 func delayingFirst(kv clientv3.KV, answer func()) (delaying clientv3.KV, sendFirst sendTxn) {
 	var first atomic.Pointer[sendTxn]
 	delaying = withCommit(kv, func(_ context.Context, send sendTxn) (*clientv3.TxnResponse, error) {
@@ -423,9 +423,9 @@ func delayingFirst(kv clientv3.KV, answer func()) (delaying clientv3.KV, sendFir
 	return delaying, func() (*clientv3.TxnResponse, error) { return (*first.Load())() }
 }
 
-// calling returns a KV that calls before ahead of the first transaction.
-func calling(kv clientv3.KV, before func()) clientv3.KV {
-	first := sync.OnceFunc(before)
+// calling returns a KV that calls hook just before the first transaction.
+func calling(kv clientv3.KV, hook func()) clientv3.KV {
+	first := sync.OnceFunc(hook)
 	return withCommit(kv, func(_ context.Context, send sendTxn) (*clientv3.TxnResponse, error) {
 		first()
 		return send()

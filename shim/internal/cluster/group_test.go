@@ -22,9 +22,9 @@ func TestIndependentDecisionsShareATransaction(t *testing.T) {
 		decide registry.Decision
 		shares bool
 	}{
-		{"another volume", claimingAlone(claim("v-2", "a")), true},
-		{"a record", counting, true},
-		{"a range that another one writes to", claimingAlone(claim("v-2", "b")), false},
+		{"claims another volume", claimingAlone(claim("v-2", "a")), true},
+		{"reads and writes a record", counting, true},
+		{"reads a range that another one writes to", claimingAlone(claim("v-2", "b")), false},
 		{"writes to a range that another one has read", func(registry.View) (registry.Change, error) {
 			return registry.Change{Put: []registry.Record{claim("v-1", "b")}}, nil
 		}, false},

@@ -36,7 +36,8 @@ func volumeOf(id, external string) registry.Volume {
 
 func noSecrets([]SecretUse) {}
 
-// killing returns a KV that kills this process before or after a transaction, once so many such moments have passed.
+// killing returns a KV that kills this process at a moment before or after a transaction. It skips the given number of
+// such moments.
 func killing(kv clientv3.KV, moments int) clientv3.KV {
 	moment := func() {
 		if moments--; moments < 0 {
@@ -88,15 +89,17 @@ func TestMigrate(t *testing.T) {
 	records := ownVolumes("node")
 	node.offline(t, func(s registry.State) { registrytest.Put(t, s, records...) })
 	// Each process continues with the transactions that the earlier ones have not made.
-	for _, killed := range []string{"before the first", "after the first", "before the second", "after the last"} {
-		moment := map[string]int{"after the first": 1, "after the last": 1}[killed]
+	for _, kill := range []struct {
+		when    string
+		moments int // see killing
+	}{{"before the first", 0}, {"after the first", 1}, {"before the second", 0}, {"after the last", 1}} {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s %s %d",
-			killedMigration, client.Endpoints()[0], t.Name(), node.dir, moment))
+			killedMigration, client.Endpoints()[0], t.Name(), node.dir, kill.moments))
 		out, err := cmd.CombinedOutput()
 		end, is := errors.AsType[*exec.ExitError](err)
 		if !is || end.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-			t.Fatalf("killed %s transaction: %v\n%s", killed, err, out)
+			t.Fatalf("killed %s transaction: %v\n%s", kill.when, err, out)
 		}
 	}
 	node.offline(t, func(s registry.State) {

@@ -97,7 +97,8 @@ func (g guards) mergeByBucket(k keys) guards {
 	if len(g) <= maxGuards {
 		return g
 	}
-	count, merged := map[string]int{}, guards{}
+	count := map[string]int{} // of the guards, by bucket
+	merged := guards{}
 	bucket := func(key string) string {
 		rest := strings.TrimPrefix(key, k.records())
 		return k.records() + rest[:strings.Index(rest, "/")+1]

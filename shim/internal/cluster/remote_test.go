@@ -85,7 +85,7 @@ func TestCallIsCarriedOutByTheNextExecutor(t *testing.T) {
 			t.Errorf("hang: %q, carried out %d times", reply, carriedOut.Load())
 		}
 	case <-time.After(time.Minute):
-		t.Fatal("nobody has carried out the call")
+		t.Fatal("no node has carried out the call")
 	}
 	look(t, c, func(v registry.View) {
 		for _, left := range v.RemoteCalls() {

@@ -64,8 +64,8 @@ func TestTombstoneWaitsNoLongerThanItsCaller(t *testing.T) {
 	}
 }
 
-// TestFullEtcdThatIsDefragmentedHearsOfTheNode has a full etcd renew leases, but not answer changes.
-func TestFullEtcdThatIsDefragmentedHearsOfTheNode(t *testing.T) {
+// TestFullEtcdThatIsDefragmentedHearsFromTheNode runs with a full etcd that renews leases, but answers no change.
+func TestFullEtcdThatIsDefragmentedHearsFromTheNode(t *testing.T) {
 	n := newNode(t, parallelWithEtcd(t), "node")
 	s := newSession(n.State)
 	s.ttl = 2 * time.Second

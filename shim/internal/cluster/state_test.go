@@ -110,7 +110,7 @@ func TestDecisionsOfNodesAreLinear(t *testing.T) {
 		volume := fmt.Sprint("pair-", round)
 		registrytest.Put(t, nodes[0], claim(volume, "alloc-0"), claim(volume, "alloc-1"))
 		for i, n := range nodes[:2] {
-			wg.Go(func() { n.leaveOther(t, claim(volume, fmt.Sprint("alloc-", i))) })
+			wg.Go(func() { n.deleteUnlessLast(t, claim(volume, fmt.Sprint("alloc-", i))) })
 		}
 		wg.Wait()
 		nodes[2].catchUp(t)
@@ -160,8 +160,8 @@ func claimingAlone(c registry.Claim) registry.Decision {
 	}
 }
 
-// leaveOther deletes the claim if its volume has another claim too.
-func (n *testNode) leaveOther(t *testing.T, c registry.Claim) {
+// deleteUnlessLast deletes the claim if its volume has another claim too.
+func (n *testNode) deleteUnlessLast(t *testing.T, c registry.Claim) {
 	_, err := n.Commit(t.Context(), func(v registry.View) (registry.Change, error) {
 		if len(v.Claims(c.Volume)) < 2 {
 			return registry.Change{}, errTaken
@@ -169,7 +169,7 @@ func (n *testNode) leaveOther(t *testing.T, c registry.Claim) {
 		return registry.Change{Delete: []registry.Key{c.Key()}}, nil
 	})
 	if err != nil && err != errTaken {
-		t.Errorf("leave: %v", err)
+		t.Errorf("delete a claim: %v", err)
 	}
 }
 

@@ -114,7 +114,7 @@ func TestRepeatedCallsAreTheSameBytes(t *testing.T) {
 	const generations, times = 3, 5
 	for generation := range generations {
 		f := assumeDescribed(t, fleetFor(t, socket))
-		got = got[:generation*times] // without what was asked to know it
+		got = got[:generation*times] // without the calls of the description
 		for range times {
 			err := f.Stage(patient(t), nodeKey, StageRequest{
 				VolumeID: "v", PublishContext: many, StagingPath: "/s", Usage: usage, VolumeContext: many,
@@ -336,14 +336,14 @@ func TestNewProcessDescribesItselfFirst(t *testing.T) {
 	all, err := fake.Calls()
 	must(t, err)
 	last, asked := "", false
-	for _, c := range all { // of all processes: what precedes the last call is what matters
+	for _, c := range all { // the calls of both processes; only the call before the last NodeUnpublishVolume matters
 		if c.RPC == "NodeUnpublishVolume" {
 			asked = last == "NodeGetInfo" || last == "NodeGetCapabilities"
 		}
 		last = c.RPC
 	}
 	if !asked {
-		t.Error("it was not asked what it is")
+		t.Error("the new process was not asked to describe itself")
 	}
 	before := calls(t, fake, "NodeUnpublishVolume")
 	fake.Kill()

@@ -110,7 +110,7 @@ func TestRequestsSayWhatWasAsked(t *testing.T) {
 			func(_ context.Context, req, reply proto.Message, _ error) (proto.Message, error) {
 				got = proto.Clone(req)
 				if reply == nil {
-					reply = &csi.NodeStageVolumeResponse{} // the fake has its own mind of what may follow what
+					reply = &csi.NodeStageVolumeResponse{} // nil: the fake has refused a call in this order
 				}
 				return reply, nil
 			})
@@ -234,7 +234,7 @@ func TestCallThatWasNotSentHasFailed(t *testing.T) {
 	stale, gone := start(t, csifake.Config{})
 	answers(t, open(t, gone))
 	stale.Kill()
-	_ = open(t, gone).Lost(patient(t)) // until the loss is known, a call may leave
+	_ = open(t, gone).Lost(patient(t)) // until the loss is known, a call may be sent
 	closed := fleetFor(t, fake.Socket())
 	closed.CloseAll()
 	connected := fleetFor(t, fake.Socket())

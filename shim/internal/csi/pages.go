@@ -40,7 +40,8 @@ func readPages(page func(token string) (next string, err error)) error {
 		if used[sum] {
 			break
 		}
-		token, used[sum] = next, true
+		token = next
+		used[sum] = true
 	}
 	return errEndless
 }

@@ -101,8 +101,7 @@ func instances(caps ...registry.Capability) []registry.Instance {
 	}
 }
 
-// machine is a mount table with directories and users, in memory. If an act must never be done, it reports the act as
-// an error of the test.
+// machine is a mount table with directories and users, in memory. An unmount of a mount in use fails the test.
 type machine struct {
 	t           testing.TB
 	mu          sync.Mutex
@@ -234,7 +233,7 @@ func (m *machine) Unmount(_ context.Context, path string) error {
 		return u.Mount != "" && !m.covered(u.Mount)
 	})
 	if len(users) > 0 {
-		m.t.Errorf("what is used is unmounted: %s", path)
+		m.t.Errorf("a mount in use is unmounted: %s", path)
 		return unix.EBUSY
 	}
 	for i, o := range slices.Backward(m.mounts) {

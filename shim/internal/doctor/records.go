@@ -144,7 +144,8 @@ func (r Records) published(boot string) (refs []registry.Ref) {
 // markChange returns the change for findings with the action mark: it turns MarkDone into MarkSent. No two findings are
 // about the same record.
 func markChange(r Records, findings []registry.Finding, now time.Time) (c registry.Change) {
-	placements, refs := r.placed(), map[registry.ClaimKey]registry.Ref{}
+	placements := r.placed()
+	refs := map[registry.ClaimKey]registry.Ref{}
 	for _, ref := range r.Refs {
 		refs[ref.ClaimKey()] = ref
 	}

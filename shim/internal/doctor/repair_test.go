@@ -103,7 +103,7 @@ func records(instances []registry.Instance) (list []registry.Record) {
 
 // Unused unknown mounts are unmounted: publishes before their staging, and all mounts of a stack. Then their
 // directories are removed.
-func TestRepairUnmountsWhatNobodyUses(t *testing.T) {
+func TestRepairUnmountsUnusedMounts(t *testing.T) {
 	w := newEnv(t)
 	w.mount(stray("stage", "x"), stray("stage", "x"), stray("publish", "x"))
 	w.machine.users[stray("stage", "x")] = []mount.User{{Mount: stray("publish", "x")}}
@@ -157,7 +157,7 @@ func TestIgnoringUsersIsNoticed(t *testing.T) {
 	used.mount(stray("stage", "x"))
 	used.users[stray("stage", "x")] = []mount.User{{Text: "process 7"}}
 	if err := used.Unmount(t.Context(), stray("stage", "x")); err == nil {
-		t.Error("the machine lets go what is used")
+		t.Error("the machine unmounts a mount in use")
 	}
 }
 
@@ -253,7 +253,7 @@ func TestRepairAdopts(t *testing.T) {
 	w.machine.users[stagedAt()] = []mount.User{{Mount: stray("publish", "x")}}
 	w.undo = func() {
 		if w.covered(stray("publish", "x")) {
-			t.Error("what stands on it is still mounted")
+			t.Error("the publish of the volume is still mounted")
 		}
 		w.view(func(v registry.View) {
 			p := placedIn(v)

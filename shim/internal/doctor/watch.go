@@ -115,7 +115,8 @@ func (w *Watch) inspectRefs(ctx context.Context, refs []registry.Ref) (troubles,
 	for _, m := range mounts {
 		mounted[m.Point] = true
 	}
-	found, byPath := troubles{}, map[string]registry.Ref{}
+	found := troubles{}
+	byPath := map[string]registry.Ref{}
 	var paths []string
 	for _, r := range refs {
 		if lost := lostMount(r, mounted); lost != "" {

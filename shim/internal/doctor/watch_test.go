@@ -59,7 +59,7 @@ func TestDeadMountsAreReported(t *testing.T) {
 		before := w.index()
 		w.sees(mount.Info{}, watch)
 		if w.index() != before {
-			t.Error("a mount that is well is written about")
+			t.Error("a commit was made for a healthy mount")
 		}
 		begin := time.Now()
 		w.sees(mount.Info{Errno: unix.ENOTCONN}, watch)
@@ -82,7 +82,7 @@ func TestDeadMountsAreReported(t *testing.T) {
 		after := w.index()
 		w.sees(mount.Info{Errno: unix.ENOTCONN}, watch)
 		if w.index() != after {
-			t.Error("the same is written again")
+			t.Error("the same fault is recorded again")
 		}
 		w.sees(mount.Info{Hung: true}, watch)
 		if r := w.ref(); r.Trouble != (mount.Info{Hung: true}).Trouble() || !r.Troubled.Equal(begin) {
@@ -97,7 +97,7 @@ func TestDeadMountsAreReported(t *testing.T) {
 
 // Without a wake-up, a mount that is missing in the table is noticed within 30 seconds, without an inspection, and so
 // is a missing part of a volume.
-func TestMountsThatVanishAreTold(t *testing.T) {
+func TestVanishedMountsAreRecorded(t *testing.T) {
 	withPart := ref()
 	withPart.Parts = []registry.Part{{Path: "a/b", At: partAt("a/b"), Mark: registry.MarkDone}}
 	for vanished, c := range map[string]struct {

@@ -19,7 +19,7 @@ func created(id, name string) registry.Volume {
 	return registry.Volume{VolumeSpec: spec, Created: true, State: registry.VolumeReady}
 }
 
-// raw changes a closed file with bbolt and seals its values.
+// raw changes a closed file with bbolt, and updates checksums and tallies.
 func raw(t rapid.TB, path string, change func(*transaction) error) {
 	t.Helper()
 	db, err := bolt.Open(path, fileMode, nil)
@@ -36,25 +36,25 @@ func raw(t rapid.TB, path string, change func(*transaction) error) {
 	}
 }
 
-// TestLyingListIsFound adds and removes entries of an index. Check reports a missing and an extra entry. A lookup by an
-// entry without its volume finds damage.
-func TestLyingListIsFound(t *testing.T) {
+// TestWrongIndexEntriesAreFound adds and removes entries of an index. Check reports a missing and an extra entry. A
+// lookup by an entry without its volume finds damage.
+func TestWrongIndexEntriesAreFound(t *testing.T) {
 	entry := func(id, name string) []byte { return []byte(registry.IndexKeys(created(id, name))[0].Path) }
-	with := func(lie func(*transaction) error) *running {
+	with := func(change func(*transaction) error) *running {
 		path := statePath(t)
 		s := start(t, Options{Path: path})
 		s.must(t, puts(created("a", "one")))
 		s.stop(t)
-		raw(t, path, lie)
+		raw(t, path, change)
 		return start(t, Options{Path: path})
 	}
-	for what, lie := range map[string]func(*transaction) error{
+	for what, change := range map[string]func(*transaction) error{
 		"does not list": func(w *transaction) error { return w.delete(bucketVolumeNames, entry("a", "one")) },
 		"2 entries instead of": func(w *transaction) error {
 			return w.put(bucketVolumeNames, entry("b", "one"), indexText)
 		},
 	} {
-		found := with(lie).Check()
+		found := with(change).Check()
 		if len(found) == 0 || !strings.Contains(found[0].Error(), what) ||
 			!strings.Contains(found[0].Error(), bucketVolumeNames) {
 			t.Errorf("%s: found %q", what, found)

@@ -82,7 +82,7 @@ func inspect(t rapid.TB, path string, read func(*bolt.Tx)) {
 	}
 }
 
-// everything returns the whole content of a file, the meta bucket included, read from its pages.
+// everything returns the records and events of a file, as a view shows them.
 func everything(t testing.TB, s *Store) string {
 	var all strings.Builder
 	err := s.View(t.Context(), func(v registry.View) error {
@@ -104,9 +104,9 @@ func everything(t testing.TB, s *Store) string {
 	return all.String()
 }
 
-// damaged opens a file with the given content, and reports whether Open refuses it. A refused file must be unchanged
+// isRefused opens a file with the given content, and reports whether Open refuses it. A refused file must be unchanged
 // and copied. An accepted file must have the whole content, also after a write.
-func (c *corpus) damaged(t *testing.T, what string, file []byte) bool {
+func (c *corpus) isRefused(t *testing.T, what string, file []byte) bool {
 	t.Helper()
 	c.n++
 	path := filepath.Join(c.dir, fmt.Sprint(c.n), "shim.db")
@@ -120,7 +120,7 @@ func (c *corpus) damaged(t *testing.T, what string, file []byte) bool {
 	c.options.Path = path
 	s, err := Open(t.Context(), c.options)
 	if err != nil {
-		c.refused(t, what, path, file, err)
+		c.checkRefused(t, what, path, file, err)
 		return true
 	}
 	defer s.Close()
@@ -139,10 +139,12 @@ func (c *corpus) damaged(t *testing.T, what string, file []byte) bool {
 	return false
 }
 
+// corpus opens files that are or may be damaged copies of one intact file.
 type corpus struct {
-	dir, want string
-	n         int
-	options   Options
+	dir     string
+	want    string // the content of the intact file
+	n       int    // number of files opened
+	options Options
 }
 
 func newCorpus(t *testing.T, file []byte) *corpus {
@@ -154,7 +156,7 @@ func newCorpus(t *testing.T, file []byte) *corpus {
 	return &corpus{dir: t.TempDir(), want: everything(t, s.Store)}
 }
 
-func (c *corpus) refused(t *testing.T, what, path string, file []byte, err error) {
+func (c *corpus) checkRefused(t *testing.T, what, path string, file []byte, err error) {
 	t.Helper()
 	if !errors.Is(err, registry.ErrDamaged) {
 		t.Errorf("%s: %v", what, err)
@@ -181,28 +183,28 @@ func TestDamage(t *testing.T) {
 	count := len(file) / pageSize
 	t.Logf("%d pages", count)
 
-	if c.damaged(t, "as it is", file) {
+	if c.isRefused(t, "as it is", file) {
 		t.Fatal("the whole file is refused")
 	}
 	for size := 0; size < len(file); size += pageSize {
-		if !c.damaged(t, fmt.Sprintf("cut to %d bytes", size), file[:size]) {
+		if !c.isRefused(t, fmt.Sprintf("cut to %d bytes", size), file[:size]) {
 			t.Errorf("cut to %d bytes: accepted", size)
 		}
 	}
 	for n := range count {
 		zeroed := bytes.Clone(file)
 		clear(zeroed[n*pageSize : (n+1)*pageSize])
-		c.damaged(t, fmt.Sprintf("page %d zeroed", n), zeroed)
+		c.isRefused(t, fmt.Sprintf("page %d zeroed", n), zeroed)
 		swapped := bytes.Clone(file)
 		other := random.IntN(count)
 		copy(swapped[n*pageSize:], page(other))
 		copy(swapped[other*pageSize:], page(n))
 		if n != other {
-			c.damaged(t, fmt.Sprintf("pages %d and %d swapped", n, other), swapped)
+			c.isRefused(t, fmt.Sprintf("pages %d and %d swapped", n, other), swapped)
 		}
 		torn := bytes.Clone(file)
 		copy(torn[n*pageSize+512*random.IntN(8):], page(random.IntN(count))[:512])
-		c.damaged(t, fmt.Sprintf("page %d torn", n), torn)
+		c.isRefused(t, fmt.Sprintf("page %d torn", n), torn)
 	}
 	const flips = 60
 	found := 0
@@ -213,7 +215,7 @@ func TestDamage(t *testing.T) {
 			at = at/pageSize*pageSize + random.IntN(48)
 		}
 		flipped[at] ^= 1 << bit
-		if c.damaged(t, fmt.Sprintf("bit %d of byte %d", bit, at), flipped) {
+		if c.isRefused(t, fmt.Sprintf("bit %d of byte %d", bit, at), flipped) {
 			found++
 		}
 	}
@@ -275,7 +277,7 @@ func TestDirectedDamage(t *testing.T) {
 		t.Helper()
 		harmed := bytes.Clone(file)
 		change(harmed)
-		if !c.damaged(t, what, harmed) {
+		if !c.isRefused(t, what, harmed) {
 			t.Errorf("%s: accepted", what)
 		}
 	}
@@ -317,7 +319,7 @@ func TestDamageBetweenTwoShims(t *testing.T) {
 			}
 		}
 	})
-	if c.damaged(t, "as it is", file) {
+	if c.isRefused(t, "as it is", file) {
 		t.Error("the whole file is refused")
 	}
 	harmed := bytes.Clone(file)
@@ -328,7 +330,7 @@ func TestDamageBetweenTwoShims(t *testing.T) {
 		cuts[fmt.Sprint("cut within a page after ", size)] = file[:size+100]
 	}
 	for what, f := range cuts {
-		if !c.damaged(t, what, f) {
+		if !c.isRefused(t, what, f) {
 			t.Errorf("%s: accepted", what)
 		}
 	}

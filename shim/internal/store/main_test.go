@@ -82,6 +82,7 @@ func childVolume(n int) registry.Volume {
 	return registry.Volume{VolumeSpec: spec, Created: n%3 > 0, Ephemeral: true}
 }
 
+// word returns the outcome of a commit as childMain prints it; empty: err is none of the expected kinds.
 func word(err error) string {
 	for kind, word := range map[error]string{registry.ErrUncertain: "uncertain", registry.ErrExhausted: "exhausted",
 		registry.ErrUnavailable: "unavailable"} {
@@ -95,6 +96,7 @@ func word(err error) string {
 	return "acked"
 }
 
+// stored returns the number of allocs.
 func stored(s *Store) (n int) {
 	_ = s.View(context.Background(), func(v registry.View) error { n = len(v.Allocs()); return nil })
 	return n

@@ -52,7 +52,7 @@ func TestGroupCommit(t *testing.T) {
 
 // If a batch finds no room, it fails for every caller whose decision saw a change of the batch. A caller before the
 // first change gets its own answer. The store continues.
-func TestBatchSharesItsFate(t *testing.T) {
+func TestFailedBatchFailsDecisionsThatSawIt(t *testing.T) {
 	s, err := Open(t.Context(), Options{Path: statePath(t)})
 	if err != nil {
 		t.Fatal(err)
