@@ -289,7 +289,7 @@ func (l *loadedEnv) holdInQuiesce() {
 	defer cancel()
 	err := l.host.ReleaseAlloc(limited, "nobody-else")
 	if !errors.Is(err, context.DeadlineExceeded) || limited.Err() == nil ||
-		!strings.Contains(err.Error(), "it is being replaced") {
+		!strings.Contains(err.Error(), "the shim is being replaced") {
 		l.t.Errorf("a call with a deadline: %v; its deadline: %v", err, limited.Err())
 	}
 	select {

@@ -69,7 +69,7 @@ const (
 )
 
 var (
-	errReplacing  = errors.New("it is being replaced")
+	errReplacing  = errors.New("the shim is being replaced")
 	errHeld       = errors.New("the call was held as long as it may be")
 	errUnanswered = errors.New("the active shim does not answer")
 )

@@ -212,7 +212,7 @@ func (s *supervisor) stopAll(ctx context.Context) error {
 	return err
 }
 
-var errDied = errors.New("it has died")
+var errDied = errors.New("the shim has died")
 
 // restart replaces a shim that has died, by the standby shim or by a new process. Calls are held until then, so slow
 // work comes afterwards: the removal of the dead shim's files, and writes to a disk that may hang.
