@@ -15,8 +15,8 @@ import (
 	"holdfast/registry"
 )
 
-// A call is held until its own deadline, also if a swap or its time to wait ends at that moment. Without an earlier
-// deadline it is held for MaxHold. The error says why no shim is active.
+// A call is held until its own deadline, even if a swap or MaxHold ends at that moment. If its deadline is later than
+// MaxHold, it is held for MaxHold. The error says why no shim is active.
 func TestHeldCallKeepsItsOwnDeadline(t *testing.T) {
 	t.Parallel()
 	const maxHold = time.Second

@@ -54,7 +54,7 @@ func TestShimThatKeepsDyingIsStartedMoreRarely(t *testing.T) {
 	}
 }
 
-// Because of one wrong entry, the next shim would refuse all of Sync.
+// One wrong entry in the workload would make the next shim refuse all of Sync.
 func TestRefusedCallsAreNotInTheWorkload(t *testing.T) {
 	t.Parallel()
 	w := openEnv(t)

@@ -109,7 +109,7 @@ const tools = `
 
 const denied = ": no, Operation not permitted"
 
-func TestBlockDeviceIsTheTasks(t *testing.T) {
+func TestTaskOwnsItsBlockDevice(t *testing.T) {
 	for publisher := range publishers {
 		t.Run(publisher, func(t *testing.T) {
 			mine, other := newDisk(t, publisher), newDisk(t, publisher)
@@ -298,7 +298,8 @@ func TestDevicesInUserNamespaceAreNotConfined(t *testing.T) {
 	wantUnconfined(t, zeroAt("r"))
 }
 
-// Without any cgroup, root on the host is refused restricted devices. It gets other devices with a warning.
+// Without any cgroup, a task whose plan restricts a device is refused outside a user namespace. A task with other
+// devices gets a warning.
 func TestDevicesWithoutAnyCgroup(t *testing.T) {
 	if os.Getenv(roleEnv) == "" && os.Getuid() == 0 {
 		again(t, noCgroupsRole, "^TestDevicesWithoutAnyCgroup$", "TestDevicesWithoutAnyCgroup")
@@ -335,7 +336,7 @@ func TestDevicesWithVersion2(t *testing.T) {
 		t.Skip("no cgroup version 1 here: the other tests run with version 2")
 	}
 	again(t, version2Role, "Device|Survives|Leaked/exec",
-		"TestBlockDeviceIsTheTasks", "TestBlockDeviceIsReadOnly", "TestDeviceRulesSurviveAdoption")
+		"TestTaskOwnsItsBlockDevice", "TestBlockDeviceIsReadOnly", "TestDeviceRulesSurviveAdoption")
 }
 
 // again runs tests in another process with a mount namespace of its own, and checks that the named ones pass.

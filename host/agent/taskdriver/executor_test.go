@@ -13,6 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// execution is a task in which commands run.
+type execution struct {
+	driver Driver
+	task   Handle
+}
+
 // command runs a command in a task, and returns its output.
 func (e execution) command(t *testing.T, args ...string) string {
 	t.Helper()
@@ -23,12 +29,6 @@ func (e execution) command(t *testing.T, args ...string) string {
 		t.Errorf("%q: exit code %d, %v\n%s", args, code, err, &errs)
 	}
 	return out.String()
-}
-
-// execution is a task in which commands run.
-type execution struct {
-	driver Driver
-	task   Handle
 }
 
 // sleep starts a command that runs until it is killed. ended gets the error of Exec.

@@ -161,7 +161,7 @@ func TestTrapT4LogNeverBlocksTheShim(t *testing.T) {
 	}
 }
 
-// Nor does such a logger hide the death of the shim.
+// A logger that blocks does not hide the death of the shim.
 func TestTrapT3BlockedLoggerDoesNotHideADeath(t *testing.T) {
 	t.Parallel()
 	opts, log := logged(t, "plain")
@@ -180,7 +180,8 @@ func TestTrapT5PrintsBeforeTheHandshake(t *testing.T) {
 	checkEcho(t, start(t, options(t, "prints")))
 }
 
-// Other programs get an error that quotes what they print. T6: a line over 64 KiB makes go-plugin stop reading.
+// A program without package bootstrap gets an error that quotes its output. T6: a line over 64 KiB makes go-plugin stop
+// reading.
 func TestTrapT5RubbishInPlaceOfTheHandshake(t *testing.T) {
 	t.Parallel()
 	const slow = 10 * time.Second // enough for a script to print
@@ -282,7 +283,7 @@ func TestTrapT12LivesLeaveNothing(t *testing.T) {
 	})
 }
 
-// The same for starts that fail, in every way of these tests.
+// T12, for starts that fail in each of the ways that these tests know.
 func TestTrapT12FailedStartsLeaveNothing(t *testing.T) {
 	leavesNothing(t, 2, func() {
 		for _, mode := range []string{"dies", "version", "nocert", "cookie"} {

@@ -98,7 +98,7 @@ func TestTrapT15ShimWithItsOwnMountNamespace(t *testing.T) {
 	}
 }
 
-// Both may be in another namespace than the rest of the system, as in a container.
+// Host and shim may both be in another mount namespace than the rest of the system, as in a container.
 func TestHostWithItsOwnMountNamespace(t *testing.T) {
 	t.Parallel()
 	needsRoot(t)
