@@ -53,7 +53,7 @@ func escape(to, text []byte) []byte {
 	return to
 }
 
-// Writer escapes its input like Escape. JSON keeps its meaning, because \uXXXX is the same character in its strings.
+// Writer escapes its input like Escape. JSON keeps its meaning: in its strings, \uXXXX is the escaped character.
 type Writer struct {
 	to io.Writer
 

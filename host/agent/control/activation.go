@@ -30,8 +30,8 @@ func Activated(path string, log hclog.Logger) (net.Listener, error) {
 	return newPeerListener(l, log), nil
 }
 
-// findPassedListener finds the listener of path among count descriptors that systemd passed, from first on. It makes
-// children not inherit any of them. found is nil if there is none.
+// findPassedListener finds the listener of path among count descriptors that systemd passed, from first on. It marks
+// all of these descriptors close-on-exec. found is nil if no listener has the path.
 func findPassedListener(path string, first, count int) (found net.Listener, err error) {
 	for fd := first; fd < first+count; fd++ {
 		unix.CloseOnExec(fd)

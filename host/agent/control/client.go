@@ -32,7 +32,7 @@ type Client struct {
 	// each.
 	Waiting func(text string, since time.Time)
 
-	// OnNode, if not empty, is the node of the cluster on which new volumes of the client lie.
+	// OnNode, if not empty, is the node of the cluster that stores the client's new volumes.
 	OnNode string
 
 	socket string
@@ -113,8 +113,8 @@ func (c *Client) open(ctx context.Context, method, path string, in any) (io.Read
 	if err != nil {
 		return nil, err
 	}
-	id, answered := c.reportWait(ctx)
-	defer answered()
+	id, stop := c.reportWait(ctx)
+	defer stop()
 	if id != "" {
 		req.Header.Set(requestHeader, id)
 	}

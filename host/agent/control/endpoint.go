@@ -40,7 +40,8 @@ func (s *Server) serveCSI(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// switchTo upgrades the connection of a request to another protocol. If it fails, it has answered the request.
+// switchTo upgrades the connection of a request to another protocol. If it fails, it has answered the request or closed
+// the connection.
 func switchTo(protocol string, w http.ResponseWriter) (net.Conn, error) {
 	conn, buffered, err := http.NewResponseController(w).Hijack()
 	if err != nil {

@@ -21,9 +21,9 @@ import (
 // upgradeExec is the protocol of a connection to a program in a task: execMessages as JSON in both directions.
 const upgradeExec = "exec"
 
-// execMessage has one of its fields set.
+// execMessage has one of its fields set, or Rows and Cols.
 type execMessage struct {
-	// Fields from the client. It sends more input only after the agent has taken the last one.
+	// Fields from the client. It sends each part of the input only after the agent has taken the part before.
 	Stdin  []byte         `json:"stdin,omitempty"`
 	End    bool           `json:"end,omitempty"` // the input ends
 	Rows   uint16         `json:"rows,omitempty"`
@@ -90,15 +90,15 @@ func runOn(ctx context.Context, conn net.Conn, o taskdriver.ExecOptions,
 	}
 	_ = out.send(last)
 	_ = conn.Close()
-	cancel(nil) // events are not received any more
+	cancel(nil) // the reader may wait for events to be received
 	reader.Wait()
 }
 
-// execInput is the standard input of a program that may not read it.
+// execInput is the standard input of a program, which need not read it.
 type execInput struct {
 	*io.PipeReader
 	write  *io.PipeWriter
-	chunks chan []byte // capacity 1, so that read notices that the client has left
+	chunks chan []byte // capacity 1, so that read continues and notices that the client has left
 }
 
 func newExecInput() *execInput {
@@ -106,11 +106,11 @@ func newExecInput() *execInput {
 	return &execInput{r, w, make(chan []byte, 1)}
 }
 
-// pass writes chunks to the program's input.
-func (i *execInput) pass(taken *execWriter) {
+// pass writes chunks to the program's input, and tells the client that they are taken.
+func (i *execInput) pass(out *execWriter) {
 	for c := range i.chunks {
 		_, _ = i.write.Write(c) // fails after the program has ended
-		_ = taken.send(execMessage{Taken: true})
+		_ = out.send(execMessage{Taken: true})
 	}
 }
 
@@ -200,7 +200,7 @@ func (c *Client) Exec(ctx context.Context, alloc, task string, o taskdriver.Exec
 		case err != nil:
 			return 0, registry.Errorf(registry.ErrUnavailable, "the agent ended before the command did: %w", err)
 		case m.Error != nil:
-			return 0, fmt.Errorf("%s", m.Error.Error) // the error is not about the alloc
+			return 0, fmt.Errorf("%s", m.Error.Error) // without its kind, which the caller would relate to the alloc
 		case m.Exit != nil:
 			return *m.Exit, nil
 		case m.Taken:

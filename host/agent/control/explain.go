@@ -31,10 +31,10 @@ func (s *Server) explainer() *explainer {
 	return e
 }
 
-// explainWaits explains waits. Waits for a call come first, then the order is that of their start. A failed lookup only
-// leaves out details.
+// explainWaits explains waits. Waits for a call come first, then waits for a plugin, a turn and a claim. Waits of one
+// kind are sorted by their start. A failed lookup only leaves out details.
 func (e *explainer) explainWaits(ctx context.Context, list []registry.Wait) (out []Notice) {
-	order := []registry.Step{registry.StepPlugin, registry.StepTurn, registry.StepClaim}
+	order := []registry.Step{registry.StepPlugin, registry.StepTurn, registry.StepClaim} // other steps are calls
 	for _, w := range slices.SortedStableFunc(slices.Values(list), func(x, y registry.Wait) int {
 		return cmp.Or(cmp.Compare(slices.Index(order, x.Step), slices.Index(order, y.Step)), x.Since.Compare(y.Since))
 	}) {

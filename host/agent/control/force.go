@@ -41,7 +41,7 @@ func forceOf(r *http.Request) host.Force {
 	return host.Force{By: operatorOf(r), Confirm: query(r, "confirm"), DryRun: isTrue(r, "dry_run")}
 }
 
-// postForceRelease releases an alloc by force. The agent may have lost its record.
+// postForceRelease releases an alloc by force. The agent may have lost the record of the alloc.
 func (s *Server) postForceRelease(r *http.Request) (any, error) {
 	id, force := host.AllocID(r.PathValue("id")), forceOf(r)
 	if rec, err := s.agent.Find(string(id)); err == nil {

@@ -87,7 +87,7 @@ func (s *Server) setReasons(ctx context.Context, allocs []Alloc) {
 	s.setReasonsFrom(ctx, &volumeLister{Lister: s.host}, allocs)
 }
 
-// volumeLister is a Lister that lists all volumes once, at the first query for a volume.
+// volumeLister is a Lister that answers all queries for volumes with the list of all volumes. It gets the list once.
 type volumeLister struct {
 	agent.Lister
 	list []host.VolumeStatus

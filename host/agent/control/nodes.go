@@ -26,7 +26,7 @@ type ClaimExplanation struct {
 	Volume
 	Executor host.NodeName `json:"executor,omitempty"` // the node that makes the plugin's controller calls; empty: none
 	Claims   []Claim       `json:"claims"`
-	Nodes    int           `json:"nodes"` // number of nodes in the cluster. Only the node of an alloc knows its waits
+	Nodes    int           `json:"nodes"` // in the cluster. The waits of allocs of other nodes are not included
 	Stale    string        `json:"stale,omitempty"`
 }
 
@@ -100,7 +100,7 @@ func Stale(nodes []host.NodeStatus) string {
 	return nodes[0].Stale
 }
 
-// NodeState returns the state of a node in one word. A node that is ready but not alive is suspect.
+// NodeState returns the state of a node in one word. A node that is ready or draining but not alive is suspect.
 func NodeState(n host.NodeStatus) string {
 	switch {
 	case n.State != registry.NodeReady && n.State != registry.NodeDraining:
@@ -172,8 +172,7 @@ func noExecutor(v host.VolumeStatus, nodes []host.NodeStatus) Notice {
 	return n
 }
 
-// noOwnNode is the notice that the node that stores a volume (controller_scope = "node") cannot make its controller
-// calls.
+// noOwnNode explains that the node of a volume (controller_scope = "node") cannot make the volume's controller calls.
 func noOwnNode(v host.VolumeStatus, nodes []host.NodeStatus) Notice {
 	state := "not in the list of nodes"
 	n := Notice{Kind: NoticeWaiting,
@@ -214,7 +213,7 @@ func lostHolder(node host.NodeStatus, v host.VolumeStatus, claims []host.Claim) 
 	for _, c := range claims {
 		if c.Node == node.Name {
 			n.fact("Claim", fmt.Sprintf("alloc %s, %s, since %s", short(c.Alloc), c.Usage.Access, since(c.Since)))
-			n.command("only release this claim; see first what that does",
+			n.command("release only this claim; --dry-run first shows what that does",
 				display.Command("holdfast claim release --dry-run "+
 					"--force --namespace="+display.Quote(string(v.Namespace)), string(v.ID), string(c.Alloc)))
 		}
@@ -245,7 +244,7 @@ func lostHolder(node host.NodeStatus, v host.VolumeStatus, claims []host.Claim) 
 	}
 	switch {
 	case node.Alive:
-		n.Meaning = "The node is back and unmounts its volumes. A task there may still keep this one busy."
+		n.Meaning = "The node is back and unmounts its volumes. A task there may still keep this volume busy."
 		n.Next = "The node unmounts and detaches the volume, and then releases its claims."
 		n.command("see on that node what keeps the volume busy", "holdfast alloc status")
 	case node.State == registry.NodeFenced:

@@ -123,7 +123,7 @@ func expansionNotices(name registry.VolumeName, e registry.Expansion) []Notice {
 	default:
 		n.Meaning = "The plugin cannot expand it now. Users of the volume keep the present size."
 		n.Next = "Holdfast retries at the next mount, after all users have ended."
-		if e.Refused != "FAILED_PRECONDITION" { // after FAILED_PRECONDITION the call may not be repeated
+		if e.Refused != "FAILED_PRECONDITION" { // after FAILED_PRECONDITION the call must not be repeated
 			n.command("retry now", expand(e.Node.Required))
 		}
 		n.command("list its users", VolumeCommand("status", name))
@@ -194,7 +194,7 @@ func VolumeCommand(verb string, n registry.VolumeName) string {
 	return ObjectCommand("volume", verb, n.Namespace, string(n.ID))
 }
 
-// ObjectCommand is a command line for one volume, snapshot or group snapshot, which is the kind.
+// ObjectCommand is a command line for one object. kind is volume, snapshot or group-snapshot.
 func ObjectCommand(kind, verb string, namespace registry.Namespace, id string) string {
 	words := "holdfast " + kind + " " + verb
 	if namespace != registry.DefaultNamespace && namespace != "" {

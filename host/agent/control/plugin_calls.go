@@ -73,7 +73,7 @@ func callWithin[T any](
 	return out, err
 }
 
-// askPlugin is callWithin for a plugin that a job runs on this or another node.
+// askPlugin is callWithin for a question to a plugin. It fails if neither this node nor another one runs the plugin.
 func askPlugin[T any](s *Server, r *http.Request, id host.PluginID, ask func(context.Context) (T, error)) (T, error) {
 	return callWithin(s, r, "plugin "+string(id), func(ctx context.Context) (out T, err error) {
 		if _, err = s.knownPlugin(ctx, id); err == nil || s.controlledElsewhere(ctx, target{plugin: id}) {

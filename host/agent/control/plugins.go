@@ -164,7 +164,7 @@ func (p *Plugin) setJobs(jobs []PluginJob) {
 }
 
 // addMissingRoles adds the roles and the numbers of instances that jobs define but no task serves, because the shim
-// forgets failed tasks. It sets the reasons of those that are missing.
+// forgets failed tasks. It sets the reason of each role that lacks healthy instances.
 func (p *Plugin) addMissingRoles(jobs []PluginJob) {
 	expected, reasons := map[registry.Role]int{}, map[registry.Role]string{}
 	for _, r := range jobs {
@@ -288,7 +288,7 @@ func (p *Plugin) describeJobs() string {
 	return strings.Join(texts, "; ")
 }
 
-// failures describes the failures of roles that no task serves. It is empty if there are none.
+// failures describes the failures of roles without a healthy instance. It is empty if there are none.
 func (p *Plugin) failures() string {
 	var texts []string
 	for _, r := range p.Roles {

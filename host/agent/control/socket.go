@@ -27,7 +27,7 @@ type socket struct {
 	closed   chan struct{}
 	once     sync.Once
 
-	mu      sync.Mutex // guards both
+	mu      sync.Mutex // guards the fields below
 	current *net.UnixListener
 	file    os.FileInfo // file of the current listener
 }
@@ -92,7 +92,7 @@ func (s *socket) Accept() (net.Conn, error) {
 	for {
 		l := s.listener()
 		conn, err := l.Accept()
-		if err == nil || s.listener() == l {
+		if err == nil || s.listener() == l { // else open has closed l, and accept continues at the new listener
 			return conn, err
 		}
 	}
@@ -114,7 +114,7 @@ func (s *socket) Addr() net.Addr { return s.listener().Addr() }
 func Socket(runDir string) string { return filepath.Join(runDir, "agent.sock") }
 
 // Listen creates the socket. Whenever the socket is removed, it is created again with its directory. Listen replaces
-// the socket of a dead agent. If another agent answers at the socket, that is a conflict.
+// the socket of a dead agent. If another agent answers at the socket, it returns ErrConflict.
 func Listen(path string, log hclog.Logger) (net.Listener, error) {
 	s := &socket{path: path, log: log, closed: make(chan struct{})}
 	if err := s.open(); err != nil {

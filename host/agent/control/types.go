@@ -63,7 +63,7 @@ type Alloc struct {
 	Namespace string           `json:"namespace"`
 	State     agent.AllocState `json:"state"`
 	Reason    string           `json:"reason,omitempty"`
-	Waiting   []registry.Wait  `json:"waiting,omitempty"` // the same for each volume
+	Waiting   []registry.Wait  `json:"waiting,omitempty"` // like Reason, but for each volume
 	// Notices about the alloc's waits and volumes are only in the answer for one alloc.
 	Notices []Notice      `json:"notices,omitempty"`
 	Next    time.Time     `json:"next,omitzero"` // when the agent asks the shim again to prepare or release the volumes
@@ -179,7 +179,7 @@ type Shim struct {
 	Instances   int      `json:"instances"`
 	Allocs      int      `json:"allocs"`
 	Protocol    int      `json:"protocol,omitempty"`
-	// ClusterProblem says why changes of records that nodes share wait.
+	// ClusterProblem says why changes of the records that nodes share have to wait.
 	ClusterProblem string `json:"cluster_problem,omitempty"`
 }
 

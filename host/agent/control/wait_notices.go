@@ -33,7 +33,7 @@ func (w wait) name() string {
 	return "volume " + w.Volume.String()
 }
 
-// role returns the role of the call, or the role for which the wait is.
+// role returns the role that answers the call. Without a call, it is the awaited role, by default csi-node.
 func (w wait) role() registry.Role {
 	switch {
 	case w.RPC == "" && w.Role != "":

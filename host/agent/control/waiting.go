@@ -18,7 +18,7 @@ import (
 	"holdfast/registry"
 )
 
-// requestHeader names a request, so that its client can ask what it waits for.
+// requestHeader names a request, so that its client can ask what the request waits for.
 const requestHeader = "Holdfast-Request"
 
 // waitDescription is the function that describes what a named request in flight waits for, once its handler has set it.
@@ -172,13 +172,13 @@ func (s *Server) describeUnhealthy(ctx context.Context, j Job) (texts []string) 
 				continue
 			}
 			key := registry.TaskKey{Alloc: host.AllocID(a.ID), Task: t.Name}
-			now := p.task(key)
-			if now.Healthy {
+			current := p.task(key)
+			if current.Healthy {
 				continue
 			}
 			text := fmt.Sprintf("plugin %s is not healthy yet", t.Plugin)
-			if now.Problem != "" {
-				text += ": " + now.Problem
+			if current.Problem != "" {
+				text += ": " + current.Problem
 			}
 			for _, i := range p.Instances {
 				if i.TaskKey() == key && i.Health.State == registry.Unhealthy {
@@ -243,11 +243,11 @@ func joinTexts(subject string, texts []string) string {
 // awaitStopped answers when all allocs of a job have ended. The job need not exist any more.
 func (s *Server) awaitStopped(r *http.Request) (any, error) {
 	ctx, id := r.Context(), r.PathValue("id")
-	ours := func(r *agent.AllocRecord) bool { return r.Job == id && !r.State.Ended() }
+	remains := func(r *agent.AllocRecord) bool { return r.Job == id && !r.State.Ended() }
 	setWaitDescription(ctx, func(ctx context.Context) string {
 		var open []Alloc
 		for _, r := range s.agent.Allocs() {
-			if ours(r) {
+			if remains(r) {
 				open = append(open, allocView(r))
 			}
 		}
@@ -259,7 +259,7 @@ func (s *Server) awaitStopped(r *http.Request) (any, error) {
 		return joinTexts("job "+id, texts)
 	})
 	return struct{}{}, s.agent.Await(ctx,
-		func(all []*agent.AllocRecord) bool { return !slices.ContainsFunc(all, ours) })
+		func(all []*agent.AllocRecord) bool { return !slices.ContainsFunc(all, remains) })
 }
 
 // rollCheck is the interval at which a roll is checked even without a change of its record. Held also depends on
