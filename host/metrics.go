@@ -27,7 +27,7 @@ const lastMetricsLimit = time.Second
 
 // callMetrics adds up the counts of all shims of a host.
 type callMetrics struct {
-	mu    sync.Mutex // guards total and counted of all shims; held for no longer than a look-up
+	mu    sync.Mutex // guards total and counted of all shims; not held during calls
 	total map[callKey]CallMetric
 }
 

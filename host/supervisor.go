@@ -378,7 +378,7 @@ func (s *supervisor) runSwap(ctx context.Context, p *preparedSwap) error {
 		s.noteUnkillable(next)
 	case active == old: // it continues
 	default:
-		if !errors.Is(err, errUnkillable) {
+		if !errors.Is(err, errUnkillable) { // to stop an unkillable shim would only take time
 			_ = old.stop(ctx)
 		}
 		s.noteUnkillable(old, next)
