@@ -61,7 +61,7 @@ func (d *decoder) expand(s *hclsyntax.Block, ctx *hcl.EvalContext) []block {
 	}
 	each := s.Body.Attributes["for_each"]
 	if content == nil || each == nil || len(s.Body.Blocks) != 1 {
-		d.errorf(s.DefRange(), "it is for_each = ... and one content { ... }", "this dynamic block is not complete")
+		d.errorf(s.DefRange(), "write for_each = ... and one content { ... }", "this dynamic block is not complete")
 		return nil
 	}
 	d.checkNames(block{kind: "dynamic", body: s.Body, ctx: ctx, head: s.DefRange()}, dynamicStanza)
@@ -227,6 +227,7 @@ func insteadOf(name string, v cty.Value) string {
 		return fmt.Sprintf("write the value itself, or add variable %q { type = string } to the file and write %s = %q",
 			found[1], name, templateName.ReplaceAllString(text, "${var.$1}"))
 	}
+	// A reference whose root a job cannot have is probably from another tool.
 	if root, _, _ := strings.Cut(strings.TrimPrefix(text, "${"), "."); !slices.Contains(runtimeRoots, root) &&
 		strings.HasPrefix(text, "${") && !allCaps.MatchString(strings.TrimSuffix(root, "}")) {
 		return renderFirst + ", or write the value itself"
@@ -239,6 +240,7 @@ var templateName = regexp.MustCompile(`\$\{([a-z][a-z0-9_]*)\}`)
 
 const renderFirst = "this looks like a template of another tool: render it first"
 
+// valueAtRunTime is value for an attribute that may have run-time references. The value keeps its marks.
 func (f *fields) valueAtRunTime(name string) (cty.Value, bool) {
 	attr := f.body.Attributes[name]
 	if attr == nil {

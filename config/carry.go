@@ -31,7 +31,7 @@ func (d *decoder) carryInto(out map[string]any, b block) {
 	if len(b.labels) > 0 {
 		if _, taken := object["labels"]; taken {
 			d.errorf(b.head, "remove the labels, or the attribute",
-				"a block with labels cannot have an attribute or block of that name as well")
+				"a block with labels cannot also have an attribute or block named \"labels\"")
 		}
 		object["labels"] = b.labels
 	}

@@ -23,7 +23,7 @@ type Cluster struct {
 	// Paths of PEM files; empty: none. Certificate and key are read again for each connection.
 	CAFile, CertFile, KeyFile string
 	LeaseTTL                  time.Duration // after which a node that etcd does not hear from is suspect
-	LostNodes                 string        // what happens with a suspect node: LostWait or LostFence
+	LostNodes                 string        // what happens to a suspect node: LostWait or LostFence
 }
 
 // The values of Cluster.LostNodes.
@@ -49,7 +49,8 @@ var clusterStanza = &stanza{
 		{name: "lost_nodes", kind: isChoice, words: []string{LostWait, LostFence}, fallback: LostWait,
 			doc: "With wait, the claims of a suspect node stay until it is back, or declared out of service. " +
 				"With fence, Holdfast calls the orchestrator's fence function, and then releases them."},
-		{name: "tls", kind: isBlock, block: tlsStanza, doc: "How etcd is authenticated, and the node to etcd."},
+		{name: "tls", kind: isBlock, block: tlsStanza,
+			doc: "How the node verifies etcd, and proves its own identity to etcd."},
 	},
 }
 
@@ -59,7 +60,7 @@ var tlsStanza = &stanza{
 		"ca_file is read when the shim starts.",
 	fields: []field{
 		{name: "ca_file", kind: isText,
-			doc: "Certificates that have signed that of etcd. Without it, those of the machine."},
+			doc: "The authorities that etcd's certificate may come from. Without it, those of the machine."},
 		{name: "cert_file", kind: isText, doc: "The certificate of this node."},
 		{name: "key_file", kind: isText, doc: "Its private key."},
 	},

@@ -10,16 +10,17 @@ import (
 var createStanza = &stanza{
 	name: "create",
 	doc: "The volume named by source is created before the first alloc that uses it starts. A volume that exists " +
-		"under that ID is used as it is. The volume block gives the capability and the mount options. Maps hold no " +
-		"reference that is known at run time only.",
+		"under that ID is used as it is. The volume block gives the capability and the mount options. Maps must " +
+		"not hold references that are known at run time only.",
 	fields: slices.Concat(
 		specFields("plugin_id", "snapshot_id", "clone_id", "clone_external_id", "capacity_min", "capacity_max",
 			"parameters", "mutable_parameters", "name"),
 		[]field{secretsField},
 		specFields("topology_request"),
 		[]field{{name: "on_stop", kind: isChoice, words: []string{"keep", "delete"}, fallback: "keep",
-			doc: "Whether the plugin deletes the volume after its last alloc has ended, also if another alloc " +
-				"follows. It deletes only what this block has created."}},
+			doc: "With delete, the plugin deletes the volume once the last alloc that uses it has ended, unless the " +
+				"volume existed before. A restart keeps the volume. After a change of the group, the next alloc " +
+				"gets a new volume."}},
 	),
 }
 
@@ -34,7 +35,7 @@ func specFields(names ...string) (fields []field) {
 }
 
 // create reads a create block.
-func (f *file) create(volume *fields, b block, v hooks.VolumeRequest) *hooks.Create {
+func (f *file) create(b block, v hooks.VolumeRequest) *hooks.Create {
 	if v.Ephemeral != nil {
 		f.errorf(b.head, "keep one of them", "an inline volume is created by its ephemeral block")
 	}

@@ -184,7 +184,7 @@ func nearest(name string, names []string) string {
 	best, least := "", len(name)/3+2
 	for _, n := range slices.Sorted(slices.Values(names)) {
 		if len(name) > 3 && strings.HasPrefix(n, name) {
-			return n // cut short
+			return n // name is the start of n
 		}
 		if len(n) < len(name)+least && len(name) < len(n)+least && levenshtein.Distance(name, n, nil) < least {
 			best, least = n, levenshtein.Distance(name, n, nil)

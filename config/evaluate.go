@@ -31,7 +31,7 @@ func (d *decoder) value(expr hclsyntax.Expression, ctx *hcl.EvalContext) (cty.Va
 	return v, true
 }
 
-// overBudget reports the error, if there is one. It reports an exhausted budget only once.
+// overBudget adds a diagnostic for err, or once for an exhausted budget. It returns true if no value may be used.
 func (d *decoder) overBudget(at hcl.Range, err error) bool {
 	switch {
 	case d.budget.left > 0 && err != nil:

@@ -113,7 +113,7 @@ func (d *decoder) bounded(name string, f function.Function, carries bool) functi
 	check := func(args []cty.Value) error {
 		for i, arg := range args {
 			if !carries && atRunTime(arg) {
-				return function.NewArgErrorf(i, "a reference that is known at run time only cannot be computed with")
+				return function.NewArgErrorf(i, "cannot compute with a reference that is known at run time only")
 			}
 		}
 		return d.budget.spend(elementWork + predictedWork(name, args))

@@ -12,8 +12,8 @@ var ephemeralStanza = &stanza{
 	fields: []field{
 		{name: "plugin_id", kind: isText, required: true, doc: "The plugin that makes the volume."},
 		{name: "context", kind: isMap,
-			doc: "The volume context, as the plugin documents it. It holds no reference that is known at run time " +
-				"only."},
+			doc: "The volume context, as the plugin documents it. It must not hold references that are known at " +
+				"run time only."},
 		secretsField,
 	},
 }

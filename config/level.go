@@ -50,7 +50,7 @@ var (
 		fields: []field{
 			{name: "driver", kind: isText, required: true, doc: "The task driver of the orchestrator."},
 			{name: "env", kind: isMap, doc: "Environment variables."},
-			{name: "config", kind: isBlock, doc: "What the driver needs. It is passed on as it is written."},
+			{name: "config", kind: isBlock, doc: "The settings of the driver, passed on as they are written."},
 			{name: "csi_plugin", kind: isBlock, block: pluginStanza, doc: "Makes the task a CSI plugin."},
 			{name: "volume_mount", kind: isBlock, block: mountStanza, doc: "Mounts a volume of the group in the task."},
 		},

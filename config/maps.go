@@ -85,7 +85,7 @@ func (f *fields) add(out map[string]string, key string, v cty.Value, at hcl.Rang
 	s, ok := stringOf(v)
 	switch {
 	case !ok:
-		f.errorf(at, "give a string; jsonencode() makes one of anything", "%s cannot be %s here", key, kindOf(v))
+		f.errorf(at, "give a string; jsonencode() makes a string of any value", "%s cannot be %s here", key, kindOf(v))
 	case f.constant && atRunTime(v):
 		f.errorf(at, "use a variable, or write it out; with $${ instead of ${ the plugin reads the reference as it "+
 			"is written", "%s cannot depend on the run time: references are not resolved here", key)

@@ -26,8 +26,8 @@ var mountStanza = &stanza{
 		{name: "selinux_label", kind: isChoice, words: []string{"z", "Z", ""},
 			doc: "How the volume is labelled for SELinux: shared (z) or private (Z)."},
 		{name: "sub_path", kind: isText,
-			doc: "A directory in the volume that is mounted instead of its root. It may hold references such as " +
-				"`${NOMAD_ALLOC_INDEX}`."},
+			doc: "A directory or file in the volume, which is mounted instead of the root. It may hold references " +
+				"such as `${NOMAD_ALLOC_INDEX}`."},
 	},
 }
 
@@ -57,7 +57,7 @@ func (f *file) mounts(rest map[string]any, task *fields, asked *requests) []hook
 			continue
 		}
 		f.checkAsked(at, name, asked)
-		m := f.mount(at, name) // also for an unknown volume, to report its other errors too
+		m := f.mount(at, name) // also for an unknown volume, to report the block's other errors
 		mounts = append(mounts, m)
 		p := place{VolumeMount: m, at: at.at("destination")}
 		if r, found := asked.find(m.Volume); found && r.Usage.Attachment == registry.BlockDevice {

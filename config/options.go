@@ -26,8 +26,9 @@ var optionsStanza = &stanza{
 			"mount_group if the plugin supports that."},
 		{name: "mode", kind: isText, doc: "The permissions of the root directory, in octal, such as `\"0770\"`."},
 		{name: "ownership", kind: isChoice, words: []string{"root", "recursive"}, fallback: "root",
-			doc: "Whether owner and group are those of the root directory of an empty volume, or of all files, also " +
-				"of a volume that has some. Allocs that write to one volume at the same time then set the same."},
+			doc: "With root, owner and group are set on the root directory, if the volume is empty. With recursive, " +
+				"they are set on all files, also of a volume that is not empty. Then allocs that write to it at the " +
+				"same time have to set the same owner, group and mode."},
 	},
 }
 

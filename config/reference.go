@@ -25,8 +25,8 @@ func prepare(root hclsyntax.Node, text []byte) hcl.Diagnostics {
 
 type preparation struct {
 	text  []byte
-	bound []string         // names of for expressions and dynamic blocks around
-	path  []hclsyntax.Node // nodes around, innermost last
+	bound []string         // names that enclosing for expressions and dynamic blocks define
+	path  []hclsyntax.Node // the enclosing nodes, innermost last
 }
 
 func (p *preparation) Enter(node hclsyntax.Node) hcl.Diagnostics {

@@ -55,7 +55,7 @@ func (f *file) requests(group *fields, facts groupFacts) *requests {
 
 var volumeStanza = &stanza{
 	name: "volume",
-	doc:  "A volume block of a group. One of type host is passed on as it is written.",
+	doc:  "A volume block of a group. A volume of type host is passed on as it is written.",
 	fields: []field{
 		{name: "type", kind: isChoice, required: true, words: []string{"csi", "host"},
 			doc: "Which volumes the block asks for."},
@@ -100,7 +100,7 @@ func (f *file) request(asked *requests, b block, facts groupFacts) bool {
 		f.stored(at, &v)
 	}
 	if b, ok := at.one("create"); ok {
-		v.Create = f.create(at, b, v)
+		v.Create = f.create(b, v)
 	}
 	v.Usage.ReadOnly = at.isTrue("read_only")
 	if options, ok := at.one("mount_options"); ok {

@@ -10,8 +10,8 @@ import (
 	"holdfast/registry"
 )
 
-// sealedVersion is the default version. Raise it if an older reader would misread newer data. A new field unsafe
-// to ignore gets a version of its own, used only by data that has the field. Other new fields keep the version.
+// Versions of sealed data. A new field that an older reader must not ignore gets a version of its own. Only data with
+// that field has this version (see least). Other new fields need no version. sealedVersion is the newest.
 const (
 	firstVersion    = 1
 	subPathsVersion = 2 // ignoring a sub_path would expose the whole volume to the task

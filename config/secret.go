@@ -79,8 +79,8 @@ func (f *fields) secretItem(
 	out[name] = s
 }
 
-// literalSecret reads a literal secret. Only a volume file may have one, as in Nomad, because a job is
-// stored with all that it contains.
+// literalSecret reads a literal secret. Only a volume file may have one, as in Nomad: a job is stored with all that it
+// contains.
 func (f *fields) literalSecret(name string, expr hclsyntax.Expression, ctx *hcl.EvalContext) (s registry.Secret) {
 	if f.stanza != specStanza {
 		f.errorf(expr.Range(), secretForm,

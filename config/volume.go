@@ -38,7 +38,7 @@ var specStanza = &stanza{
 		{name: "context", kind: isMap, doc: "The volume context of a volume that is registered."},
 		secretsField,
 		{name: "capability", kind: isBlock, block: capabilityStanza,
-			doc: "A way in which the volume can be used. There is at least one."},
+			doc: "A way in which the volume can be used. At least one is required."},
 		{name: "mount_options", kind: isBlock, block: optionsStanza, doc: "How the file system is mounted."},
 		{name: "topology_request", kind: isBlock, block: topologyStanza,
 			doc: "Where the volume is to be accessible."},
@@ -61,7 +61,7 @@ var (
 		name: "topology_request",
 		fields: []field{
 			{name: "required", kind: isBlock, block: topologiesStanza,
-				doc: "The volume must be accessible from one of these. A volume that is registered is."},
+				doc: "The volume must be accessible from one of these. A registered volume is taken to be."},
 			{name: "preferred", kind: isBlock, block: topologiesStanza,
 				doc: "The plugin tries these first, in this order."},
 		},
@@ -73,7 +73,7 @@ var (
 	segmentsStanza = &stanza{
 		name: "topology",
 		fields: []field{{name: "segments", kind: isMap,
-			doc: "The segments of one topology, as the plugin documents them. It may be repeated."}},
+			doc: "The segments of one topology, as the plugin documents them. The block may be repeated."}},
 	}
 )
 

@@ -23,13 +23,13 @@ var pluginStanza = &stanza{
 			doc: "Where the task sees the directory in which it mounts volumes."},
 		{name: "health_timeout", kind: isDuration, low: minTimeout, high: maxHealth,
 			fallback: hooks.DefaultHealthTimeout,
-			doc:      "How long the plugin may take to become healthy. Then a restart of its task is requested."},
+			doc:      "How long the plugin may take to become healthy. After that, a restart of the task is requested."},
 		{name: "list_volumes", kind: isBool, fallback: true,
 			doc: "Whether Holdfast may call ListVolumes for `holdfast doctor` and for the health of volumes."},
 		{name: "controller_scope", kind: isChoice, words: []string{scopeCluster, registry.ScopeNode},
 			fallback: scopeCluster,
-			doc: "Which node of a cluster makes the plugin's controller calls: with cluster one for all of them, " +
-				"with node each for the volumes that it has, because the plugin keeps them on its own node."},
+			doc: "Which node of a cluster makes the plugin's controller calls. With cluster, one node makes all of " +
+				"them. With node, each node makes those for the volumes that the plugin stores on it."},
 		{name: "roll", kind: isChoice, words: words(hooks.RollBeside, hooks.RollStopFirst),
 			fallback: string(hooks.RollBeside),
 			doc: "How a new instance replaces a running one: it starts beside the old one, " +
@@ -50,8 +50,8 @@ var heartbeatStanza = &stanza{
 		{name: "failures", kind: isNumber, low: 1, high: maxFailures, fallback: int64(hooks.DefaultHeartbeatFailures),
 			doc: "How many failed probes in a row make the plugin unhealthy."},
 		{name: "restart_after", kind: isDuration, low: minTimeout, high: maxHealth,
-			doc: "How long the plugin may be unhealthy before a restart of its task is requested; without it, none " +
-				"is. A task that serves FUSE mounts is not restarted while they exist."},
+			doc: "How long the plugin may be unhealthy before a restart of its task is requested. Without it, " +
+				"none is requested. A task that serves FUSE mounts is not restarted while they exist."},
 	},
 }
 
@@ -105,7 +105,7 @@ func (f *file) heartbeat(b block) hooks.Heartbeat {
 func (f *file) checkDirs(at *fields, p hooks.PluginSpec) {
 	for name, dir := range map[string]string{"mount_dir": p.MountDir, "stage_publish_base_dir": p.StagePublishBaseDir} {
 		if len(dir) > maxPath {
-			f.errorf(at.at(name), "use a shorter one: paths below it have to fit into a plugin's 128 bytes",
+			f.errorf(at.at(name), "use a shorter one: CSI allows 128 bytes for paths below it",
 				"%s has %d bytes; at most %d are allowed", name, len(dir), maxPath)
 		}
 		if within(dir, "/dev") {
