@@ -23,7 +23,7 @@ var pluginStanza = &stanza{
 			doc: "Where the task sees the directory in which it mounts volumes."},
 		{name: "health_timeout", kind: isDuration, low: minTimeout, high: maxHealth,
 			fallback: hooks.DefaultHealthTimeout,
-			doc:      "How long the plugin may take to become healthy. After that, a restart of the task is requested."},
+			doc:      "How long the plugin may take to become healthy, before a restart of its task is requested."},
 		{name: "list_volumes", kind: isBool, fallback: true,
 			doc: "Whether Holdfast may call ListVolumes for `holdfast doctor` and for the health of volumes."},
 		{name: "controller_scope", kind: isChoice, words: []string{scopeCluster, registry.ScopeNode},

@@ -3,7 +3,7 @@ package hooks
 import "strings"
 
 // Expand resolves the references that stand verbatim in a carried job: ${NAME}, ${node.unique.id}, ${attr.kernel.name},
-// ${meta.rack}, and with an index ${env["NAME"]}, ${meta["rack"]}. A variable is looked up by its name, everything else
+// ${meta.rack}, or with an index ${env["NAME"]}, ${meta["rack"]}. A variable is looked up by its name, everything else
 // by its dotted form ("meta.rack"). What is unknown stays as it is, and a value is not expanded again.
 func Expand(text string, env map[string]string) string {
 	var out strings.Builder

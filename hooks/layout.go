@@ -30,7 +30,7 @@ const (
 	mountsDir  = "mnt"
 	stageDir   = "stage"
 	publishDir = "publish"
-	partsDir   = "parts" // beside the plugins' own, whose names have another length
+	partsDir   = "parts" // beside the directories of plugins, whose names have another length
 	volumeName = "v"
 	socketName = "csi.sock"
 )
@@ -106,7 +106,7 @@ func EphemeralID(alloc registry.AllocID, request registry.RequestName) registry.
 	return registry.ExternalID("csi-" + hash("ephemeral", string(alloc), string(request)))
 }
 
-// Suspensions is the directory of the calls during which plugins died, one file per plugin and call.
+// Suspensions is the directory that records the calls during which plugins died, one file per plugin and call.
 func (l Layout) Suspensions() string { return filepath.Join(l.State, "suspended") }
 
 // Secrets is the directory of the literal secrets of volumes, one file per secret.

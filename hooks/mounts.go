@@ -59,8 +59,7 @@ func taskMounts(task string, s GroupSpec, at map[registry.RequestName]Published,
 			from.Usage.Access.ReaderOnly()
 		if m.SubPath != "" && from.Parts[m.SubPath] == "" { // never the whole volume instead
 			return Plan{}, registry.Errorf(registry.ErrInternal,
-				"task %q mounts %q of volume %q, which is nowhere by itself",
-				task, m.SubPath, m.Volume)
+				"task %q mounts %q of volume %q, which has no mount of its own", task, m.SubPath, m.Volume)
 		}
 		if m.SubPath != "" {
 			from.Target = registry.Tree{Host: from.Parts[m.SubPath]}

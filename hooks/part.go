@@ -92,7 +92,7 @@ func wrongSubPath(s string) string {
 	case len(s) > MaxSubPath:
 		return "must have at most 4095 bytes"
 	case slices.ContainsFunc(names, tooLong):
-		return "must be made of names of at most 255 bytes"
+		return "must not have a name of more than 255 bytes in it"
 	}
 	return ""
 }

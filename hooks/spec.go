@@ -24,7 +24,7 @@ const (
 	RollStopFirst RollMode = "stop_first" // the old instance ends before the new one starts
 )
 
-// Roles that an instance of the type registers.
+// Roles returns the roles that a plugin of the type registers.
 func (t PluginType) Roles() []registry.Role {
 	switch t {
 	case TypeNode:
@@ -69,7 +69,7 @@ type PluginSpec struct {
 type Heartbeat struct {
 	Interval time.Duration `json:"interval"` // between two probes of a healthy plugin, jittered
 	Timeout  time.Duration `json:"timeout"`  // of one probe
-	Failures int           `json:"failures"` // misses in a row that make it unhealthy
+	Failures int           `json:"failures"` // failed probes in a row that make it unhealthy
 	// how long it may be unhealthy before its task is restarted; 0: for ever
 	RestartAfter time.Duration `json:"restart_after,omitempty"`
 }
@@ -79,7 +79,7 @@ type VolumeRequest struct {
 	Name     registry.RequestName `json:"name"`   // the block's label
 	Type     string               `json:"type"`   // "csi"
 	Source   string               `json:"source"` // the volume's id; with PerAlloc "[n]" is appended
-	Usage    registry.Usage       `json:"usage"`  // FSType and MountFlags empty: the volume's
+	Usage    registry.Usage       `json:"usage"`  // empty FSType and MountFlags: those of the volume
 	PerAlloc bool                 `json:"per_alloc,omitempty"`
 	// Ephemeral is set if the volume is an inline one, which lives as long as the alloc; Source and PerAlloc are empty
 	// then.

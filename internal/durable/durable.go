@@ -1,4 +1,4 @@
-// Package durable writes files that are whole after a crash, and reads small ones.
+// Package durable writes files that are whole after a crash.
 package durable
 
 import (

@@ -8,7 +8,7 @@
 //   - MkdirAll, Rmdir, RemoveTree, Dirs and Unmount work below a root directory. They follow no symbolic link and enter
 //     no mount, so they never write to, list or empty a volume.
 //   - MountPart mounts a directory or file of a volume at a second place. Links in the volume cannot misdirect it.
-//   - Helper runs calls that may hang in a helper process with a deadline. Its caller never hangs.
+//   - Helper runs calls that may hang, in a helper process with a deadline. Its caller never hangs.
 //   - Manager does all of this for the paths of a hooks.Layout, and returns errors of the kinds in package registry.
 //   - Space starts a program in a mount namespace of its own: the host's directories as slaves, with binds, devices,
 //     directories and tmpfs on top. Nothing of it appears on the host, except mounts below a bidirectional bind.

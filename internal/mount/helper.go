@@ -112,7 +112,7 @@ func (h *Helper) SetOwnership(ctx context.Context, o Ownership) error {
 	return h.do(ctx, "ownership of "+at, "set the owner of "+at, question{Ownership: &o})
 }
 
-// do runs an operation on a mount point in a helper process, unless an earlier process hangs there.
+// do runs an operation in a helper process, unless an earlier one hangs at the same place. what is for errors.
 func (h *Helper) do(ctx context.Context, place, what string, q question) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

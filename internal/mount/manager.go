@@ -59,14 +59,14 @@ func (m *Manager) Share() error {
 		return err
 	}
 	err := ProbePropagation(m.layout.MountRoot())
-	// the ENOSPC of a mount means that there are too many mounts
+	// Only the ENOSPC of mkdir means a full disk. That of mount means that there are too many mounts.
 	if made, is := errors.AsType[*fs.PathError](err); is && made.Op == "mkdir" {
 		return withExhausted(err)
 	}
 	return err
 }
 
-// split cuts a path into a directory of the layout, the mount root or the run directory, and the rest.
+// split cuts a path into a directory of the layout (the mount root or the run directory) and the rest.
 func (m *Manager) split(path string) (root, rel string, err error) {
 	if m.layout.Ours(path) {
 		for _, root := range []string{m.layout.MountRoot(), m.layout.Run} {

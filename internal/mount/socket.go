@@ -3,10 +3,11 @@ package mount
 import (
 	"errors"
 	"fmt"
-	"holdfast/hooks"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"holdfast/hooks"
 )
 
 // RemoveStaleSocket reports whether a process serves the unix socket at path, and removes the socket if none does. A

@@ -36,7 +36,7 @@ type Layer interface {
 // Bind makes a file or directory of the host appear in the space, with the mounts below it.
 type Bind struct {
 	Source      string // absolute, on the host
-	Target      string // absolute, in the space; made if it does not exist, never on the host's own directories
+	Target      string // absolute, in the space; made if it does not exist, but never in a directory of the host
 	ReadOnly    bool   // also for the mounts that are below it now
 	Propagation Propagation
 }
@@ -134,10 +134,7 @@ func checkBidirectional(b Bind) error {
 }
 
 func (b Bind) mount(t *tree) error {
-	fd, found := t.sources[b.Target]
-	if !found {
-		return fmt.Errorf("bind %s: two binds have the target %s", b.Source, b.Target)
-	}
+	fd := t.sources[b.Target]
 	dir, err := isDir(fd)
 	if err != nil {
 		return fmt.Errorf("bind %s: %w", b.Source, err)

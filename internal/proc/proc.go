@@ -1,7 +1,7 @@
 // Package proc reads /proc: processes, their open files and locks, and the identity of the current boot.
 //
-// It never follows a link that a process holds open: the file may lie on a file system that hangs. Callers that call
-// os.Stat on FD.Path's entry first compare the base name (see Opens).
+// It never follows a link that a process holds open: the file may lie on a file system that hangs. A caller that calls
+// os.Stat on FD.Entry first compares the base name of FD.Path (see Opens).
 package proc
 
 import (

@@ -27,7 +27,7 @@ type Preparation struct {
 	Plan     Plan              `json:"plan"`
 }
 
-// Starting is the preparation of a plugin's task. It depends on its arguments only: every start of a task gets the
+// Starting returns the preparation of a plugin's task. It depends on its arguments only: every start of a task gets the
 // same.
 func Starting(l Layout, t AllocTask, s TaskSpec) (Preparation, error) {
 	spec := s.Plugin.withDefaults()
@@ -57,8 +57,9 @@ func Starting(l Layout, t AllocTask, s TaskSpec) (Preparation, error) {
 	return p, nil
 }
 
-// pluginBinds are both ways for the socket and the mounts, and the host's devices for whoever mounts. /dev is private:
-// device nodes appear in it without propagation, and a host's /dev need not be a shared mount.
+// pluginBinds returns the binds of a plugin: bidirectional ones for its socket and its mounts and, for a node plugin,
+// the host's /dev. /dev is private: device nodes appear in it without propagation, and a host's /dev need not be a
+// shared mount.
 func pluginBinds(sockets, root string, spec PluginSpec) []Bind {
 	binds := []Bind{
 		{Source: sockets, Target: spec.MountDir, Propagation: Bidirectional},
@@ -70,7 +71,7 @@ func pluginBinds(sockets, root string, spec PluginSpec) []Bind {
 	return binds
 }
 
-// withDefaults is the spec with the defaults of its two directories, for specs that were stored without.
+// withDefaults returns the spec with the defaults of its two directories, for a spec that was stored without them.
 func (p PluginSpec) withDefaults() PluginSpec {
 	if p.MountDir == "" {
 		p.MountDir = DefaultMountDir
