@@ -195,8 +195,8 @@ func TestChangesWaitForSpace(t *testing.T) {
 	})
 }
 
-// If a start fails because of a full disk, or because no container engine answers, that is no failure of the task. It
-// is retried under any restart policy.
+// If a start fails because of a full disk, or because no container engine answers, that is no failure of the task. The
+// start is retried under any restart policy.
 func TestStartsWaitForSpaceAndEngine(t *testing.T) {
 	for _, why := range []error{
 		registry.Errorf(registry.ErrExhausted, "write task.json: %w", unix.ENOSPC),
@@ -219,7 +219,8 @@ func TestStartsWaitForSpaceAndEngine(t *testing.T) {
 	}
 }
 
-// The progress of a driver before a start is shown as the task's reason, and in one note. A stop of the job ends it.
+// The progress of a driver before a start is shown as the task's reason, and in one note. A stop of the job ends the
+// preparation.
 func TestPreparationOfATaskIsShownAndEndsWithItsJob(t *testing.T) {
 	withAgent(t, func(e *env) {
 		e.driver.prepare = func(ctx context.Context, progress func(string)) error {

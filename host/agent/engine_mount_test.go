@@ -146,8 +146,8 @@ func TestTrapD4EngineKilledWithItsContainers(t *testing.T) {
 	})
 }
 
-// With live-restore, containers outlive their engine. The next engine process may copy beside them, and its count then
-// ends.
+// With live-restore, containers outlive their engine. If the next engine process runs docker cp beside a container,
+// the count goes to one and back to zero.
 func TestTrapD5CountOfALivingContainerIsLost(t *testing.T) {
 	withEnginePlugin(t, func(e *env) {
 		e.engineMount("a", dockerdThatDied)
@@ -313,7 +313,7 @@ func TestTrapD8Reboot(t *testing.T) {
 	}
 }
 
-// A dockerd that starts answers no request before it has mounted the volumes of its containers.
+// A starting dockerd answers no request before it has mounted the volumes of its containers.
 func TestTrapD9PluginInAContainerOfTheWaitingEngine(t *testing.T) {
 	withEnginePlugin(t, func(e *env) {
 		e.setShim(func(s *fakeShim) { s.plugins[0].sick = true })

@@ -555,7 +555,7 @@ func (e *env) awaitState(job string, state AllocState) *AllocRecord {
 	return e.awaitAlloc(job, string(state), func(r *AllocRecord) bool { return r.State == state })
 }
 
-// awaitReason waits until the job's alloc is pending for a reason.
+// awaitReason waits until the job's alloc is pending for the reason.
 func (e *env) awaitReason(job, reason string) *AllocRecord {
 	e.Helper()
 	return e.awaitAlloc(job, reason, func(r *AllocRecord) bool {

@@ -34,8 +34,8 @@ func (a *Agent) RestartAlloc(
 	}
 	switch {
 	case r.State != AllocRunning:
-		return nil, registry.Errorf(registry.ErrConflict, "alloc %s is %s; only a running one is restarted", short(id),
-			r.State)
+		return nil, registry.Errorf(registry.ErrConflict, "alloc %s is %s; only a running alloc can be restarted",
+			short(id), r.State)
 	case !a.restartable(r):
 		return nil, registry.Errorf(registry.ErrConflict, "a roll of its plugin starts or replaces alloc %s; "+
 			"see holdfast job status %s", short(id), r.Job)

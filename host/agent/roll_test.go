@@ -20,7 +20,7 @@ func pluginJobOf(command string, mode hooks.RollMode) *hooks.Job {
 	return job("disk", "system", tasks("g", p))
 }
 
-// use sets what still needs the plugin of an alloc, and of no other; nil: nothing does.
+// use lets set change what the shim reports about the plugin task of this alloc, and of no other; nil: of none.
 func (e *env) use(r *AllocRecord, set func(*host.PluginTask)) {
 	e.setShim(func(s *fakeShim) {
 		s.use = func(t *host.PluginTask) {

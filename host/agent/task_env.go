@@ -133,7 +133,7 @@ func attemptID(id host.AllocID, task host.TaskName, attempt uint64) string {
 	return fmt.Sprint(attemptPrefix(id, task), attempt)
 }
 
-// attemptPrefix is what the IDs of all attempts of a task begin with.
+// attemptPrefix returns the beginning of the IDs of all attempts of a task.
 func attemptPrefix(id host.AllocID, task host.TaskName) string {
 	return fmt.Sprintf("%s-%s-", id, task)
 }

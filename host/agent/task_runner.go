@@ -41,7 +41,7 @@ func (t *taskRunner) setLater(note string, change func(*TaskRecord)) error {
 	return t.a.updateLater(t.id, t.setChange(note, change))
 }
 
-// setChange returns the change that set and setLater commit.
+// setChange returns the change that set and setLater make. The end of the alloc's last task also begins the release.
 func (t *taskRunner) setChange(note string, change func(*TaskRecord)) func(*AllocRecord) {
 	return func(r *AllocRecord) {
 		rec := r.Tasks[t.spec.Name]
@@ -59,10 +59,10 @@ func (t *taskRunner) setChange(note string, change func(*TaskRecord)) func(*Allo
 	}
 }
 
-// setDead records the exit of a task that the job or its stop has ended as intended. If it was the alloc's last task,
-// the commit that ends the alloc also writes the exit. An agent that dies before that commit leaves the task recorded
-// as running. The next agent reads the exit in the task's directory and decides the same. It releases the volumes
-// again, which changes nothing.
+// setDead records the exit of a task that has ended as intended: it completed, or its alloc was stopped. If it was the
+// alloc's last task, the exit is written by the commit that ends the alloc. An agent that dies before that commit
+// leaves the task recorded as running. The next agent reads the exit in the task's directory and decides the same. It
+// releases the volumes again, which changes nothing.
 func (t *taskRunner) setDead(note string, change func(*TaskRecord)) error {
 	for name, other := range t.record().Tasks {
 		if name != t.spec.Name && other.State != TaskDead {
@@ -132,9 +132,9 @@ func (t *taskRunner) resume(ctx, stop context.Context) (*taskdriver.Handle, erro
 	})
 }
 
-// handleReboot handles an attempt that is recorded as starting and that left nothing behind. If it began before a
-// reboot, it may have run, because the agent records that only with the next commit: it counts as exited. Without a
-// reboot it has never run, and handleReboot does nothing.
+// handleReboot handles an attempt that is recorded as starting and that left nothing behind. If the attempt began
+// before a reboot, it counts as exited: it may have run, because the agent records that only with the next commit.
+// Without a reboot the attempt has never run, and handleReboot does nothing.
 func (t *taskRunner) handleReboot(ctx, stop context.Context) error {
 	const lost = "exit status unknown: the node rebooted while the task started or ran"
 	boot, err := proc.BootID()
@@ -404,7 +404,7 @@ func (t *taskRunner) stopAttempt(ctx context.Context, h taskdriver.Handle, why s
 	t.reportStop(ctx)
 	err := t.stopGracefully(ctx, h)
 	for b := newBackoff(); err != nil && ctx.Err() == nil; err = t.driver.Stop(ctx, h, 0) {
-		if errors.Is(err, errForced) {
+		if errors.Is(err, errForced) { // stop without grace now
 			continue
 		}
 		t.a.log.Error("could not stop the task; retrying", "alloc", t.id, "task", t.spec.Name, "error", err)
@@ -453,7 +453,7 @@ func (t *taskRunner) handleExit(ctx, stop context.Context, exit taskdriver.Exit,
 	if stop.Err() != nil && requested == "" {
 		t.reportExit(ctx, t.state().Attempt, &exit, true)
 		set := t.set
-		if t.record().Stop {
+		if t.record().Stop { // recorded, so that the next agent decides the same
 			set = t.setDead
 		}
 		return set("exited: "+describeExit(exit),

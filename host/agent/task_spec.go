@@ -12,7 +12,7 @@ import (
 	"holdfast/registry"
 )
 
-// jobRest, groupRest and taskRest have the supported ones of the attributes that travel as JSON.
+// jobRest, groupRest and taskRest have the supported attributes of a job, group or task, as decoded from Rest.
 type jobRest struct {
 	Name string                         `json:"name"`
 	Meta []map[string]taskdriver.Scalar `json:"meta"`

@@ -20,8 +20,8 @@ import (
 	"holdfast/registry"
 )
 
-// templateBlock is a template block of a task. The text is written before each attempt and does not change afterwards,
-// so its other attributes have no effect.
+// templateBlock is a template block of a task. The text is written before each attempt and does not change afterwards.
+// Other attributes of the block therefore have no effect.
 type templateBlock struct {
 	Data        *string           `json:"data"`
 	Source      string            `json:"source"`
@@ -39,7 +39,7 @@ type fileTemplate struct {
 	env         bool   // its lines are variables of the task
 	mode        fs.FileMode
 	body        *template.Template
-	advice      string // what to write instead of what the template cannot do
+	advice      string // for errors: what to write instead
 }
 
 func newTemplate(b templateBlock) (t fileTemplate, err error) {
@@ -199,7 +199,8 @@ func variablesOf(text string) (map[string]string, error) {
 	return out, nil
 }
 
-// knownFile returns the file of the template without its text. known is false if the destination depends on the alloc.
+// knownFile returns the file of the template without its text. known is false if the template writes no file, or if the
+// destination depends on the alloc.
 func (t fileTemplate) knownFile() (f taskdriver.File, known bool) {
 	path, err := t.path(nil)
 	f = taskdriver.File{Path: path}

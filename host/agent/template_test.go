@@ -28,7 +28,7 @@ func attemptOf(t *testing.T, env map[string]string, blocks string) (taskdriver.T
 		taskdriver.NewExec())
 }
 
-// Templates as published files of CSI plugins have them become files and variables.
+// Templates become files and variables. Published job files of CSI plugins have templates such as these.
 func TestTemplatesBecomeFilesAndVariables(t *testing.T) {
 	key := filepath.Join(t.TempDir(), "key")
 	if err := os.WriteFile(key, []byte("hunter${PORT}2\n"), 0o600); err != nil {

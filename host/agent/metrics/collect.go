@@ -64,8 +64,8 @@ func New(s Source, log hclog.Logger) *Metrics {
 	for _, o := range []host.SwapOutcome{host.SwapCommitted, host.SwapRefused, host.SwapRolledBack} {
 		m.swaps.WithLabelValues(string(o)) // start with 0, for rate and increase
 	}
-	for _, s := range s.Swaps() {
-		m.counted[s.Began] = s.Outcome != host.SwapBaking // swaps of earlier agents
+	for _, swap := range s.Swaps() { // of earlier agents
+		m.counted[swap.Began] = swap.Outcome != host.SwapBaking
 	}
 	m.registry.MustRegister(m)
 	return m
@@ -142,7 +142,8 @@ func (m *Metrics) collectSwaps(to chan<- prometheus.Metric) {
 	counted := map[time.Time]bool{}
 	for _, s := range m.source.Swaps() {
 		ended := s.Outcome != host.SwapBaking
-		if counted[s.Began] = ended; !ended || m.counted[s.Began] {
+		counted[s.Began] = ended
+		if !ended || m.counted[s.Began] {
 			continue
 		}
 		m.swaps.WithLabelValues(string(s.Outcome)).Inc()

@@ -6,7 +6,7 @@ import (
 	"holdfast/registry"
 )
 
-// definition declares a metric. docs/metrics.md is printed from all of them.
+// definition declares a metric. docs/metrics.md is printed from definitions.
 type definition struct {
 	name, help string
 	labels     []string

@@ -15,10 +15,10 @@ import (
 )
 
 const (
-	usageInterval = time.Minute      // from the end of a refresh to the begin of the next
-	usagePause    = 10 * time.Minute // without a scrape, after which plugins are not asked any more
+	usageInterval = time.Minute      // from the end of a refresh to the start of the next
+	usagePause    = 10 * time.Minute // after this time without a scrape, plugins are not asked any more
 	usageLimit    = 5 * time.Second  // for the usage of one volume
-	usageAtOnce   = 4                // volumes of one plugin
+	usageAtOnce   = 4                // number of volumes that a plugin is asked about at the same time
 	pluginLimit   = 30 * time.Second // for all volumes of one plugin
 	changedMax    = 16               // capacity of the channel changed
 	changeDelay   = 2 * time.Second  // after a publish: a volume that is being changed has no usage
@@ -111,7 +111,7 @@ func (m *Metrics) Usage() map[host.VolumeName][]host.VolumeUsage {
 	return m.usage
 }
 
-// requestUsage has Run refresh the usage, unless Run has done so within usageInterval.
+// requestUsage makes Run refresh the usage, unless Run has done so within usageInterval.
 func (m *Metrics) requestUsage() {
 	select {
 	case m.scraped <- struct{}{}:

@@ -23,7 +23,7 @@ import (
 // Limits of the server.
 const (
 	renderLimit  = 3 * time.Second        // for the answer of the shim; after that the page says what is missing
-	renderPause  = time.Second            // from one render to the next, which all browsers share
+	renderPause  = time.Second            // between two renders; all browsers share a render
 	streamsMax   = 32                     // browsers with an open stream of changes
 	openMax      = 128                    // connections; further ones wait
 	streamPause  = 500 * time.Millisecond // between two messages to a browser

@@ -68,8 +68,8 @@ type reply struct {
 	Volumes      []volume       `json:",omitempty"`
 	Capabilities map[string]any `json:",omitempty"`
 
-	// answered is called after the reply. has reports whether the engine has received it. answered may be nil.
-	answered func(has bool)
+	// answered is called after the reply, and told whether the engine has received the reply. It may be nil.
+	answered func(received bool)
 }
 
 type volume struct {

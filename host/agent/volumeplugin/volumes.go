@@ -62,6 +62,7 @@ func notYet(what string, plugin host.PluginID, q request, err error) error {
 		"to see why: %s", plugin, what, q.Name, err, display.Command("holdfast volume status", q.Name))
 }
 
+// checkPlugin returns an error if the plugin of a new volume is not set, or cannot create the volume now.
 func (s *Server) checkPlugin(r *http.Request, spec host.VolumeSpec) error {
 	if spec.Plugin == "" {
 		return registry.Invalid("volume %q does not exist, and no plugin is set that creates it; type: %s, or start "+
@@ -274,13 +275,13 @@ func (s *Server) mount(r *http.Request, q request) (reply, error) {
 	use := s.use(r, q)
 	use.Plugin, use.Sealed = v.Plugin, group.Sealed
 	path, answered, err := s.agent.MountForEngine(r.Context(), s.storage, use)
-	return reply{Mountpoint: path, answered: func(has bool) {
-		if !has {
+	return reply{Mountpoint: path, answered: func(received bool) {
+		if !received {
 			s.log.Warn("a container engine did not wait for a mount", "volume", use.Volume, "engine", use.Caller.Name(),
 				"next", "for Podman, set volume_plugin_timeout in containers.conf")
 		}
 		if answered != nil {
-			answered(has)
+			answered(received)
 		}
 	}}, err
 }

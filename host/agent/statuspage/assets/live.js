@@ -1,4 +1,4 @@
-// Shows changes when they happen. The page is complete without this script: it has to be reloaded then.
+// Shows changes when they happen. Without this script the page is complete too, but has to be reloaded.
 "use strict";
 
 const live = document.getElementById("live");
