@@ -35,8 +35,8 @@ func (st state) mountPoints(key registry.ClaimKey, last bool) (list []mountPoint
 	return list
 }
 
-// AbandonSteps returns what a release of the claim by force would do on this node. It adds the mount points of the
-// claim to going. A mount at a path in going is no user of another mount.
+// AbandonSteps returns what a release of the claim by force would do on this node. going has the mount points that are
+// unmounted anyway: a mount at one of them is no user of another mount. AbandonSteps adds those of the claim.
 func (s *Stager) AbandonSteps(
 	ctx context.Context, key registry.ClaimKey, last bool, going map[string]bool,
 ) (steps []registry.ReleaseStep, err error) {
@@ -45,19 +45,19 @@ func (s *Stager) AbandonSteps(
 		return nil, err
 	}
 	reasons := intent.FeasibleAt(s.Plugins, registry.RoleNode, key.Volume.Plugin, registry.Usage{})
-	for _, a := range st.mountPoints(key, last) {
-		step := registry.ReleaseStep{Volume: st.name(), Request: key.Request, RPC: a.rpc, Target: a.path}
-		going[a.path] = true
+	for _, m := range st.mountPoints(key, last) {
+		step := registry.ReleaseStep{Volume: st.name(), Request: key.Request, RPC: m.rpc, Target: m.path}
+		going[m.path] = true
 		switch {
-		case a.rpc != "" && len(reasons) == 0:
+		case m.rpc != "" && len(reasons) == 0:
 			step.Action, step.Detail = registry.ReleaseSend, "skipped if it fails"
 			steps = append(steps, step)
 			continue
-		case a.rpc != "":
+		case m.rpc != "":
 			step.Action, step.Detail = registry.ReleaseSkip, reasons[0].Detail
 			steps = append(steps, step)
 		}
-		mounted, err := s.machine.Mounted(a.path)
+		mounted, err := s.machine.Mounted(m.path)
 		if err != nil {
 			return nil, err
 		}
@@ -65,20 +65,20 @@ func (s *Stager) AbandonSteps(
 			continue
 		}
 		step.RPC, step.Action, step.Detail = "", registry.ReleaseUnmount, ""
-		users, err := s.usersOf(a.path, going)
+		users, err := s.usersOf(m.path, going)
 		if err != nil {
 			return nil, err
 		}
 		if len(users) > 0 {
 			step.Action, step.Detail = registry.ReleaseRefuse,
-				fmt.Sprintf("%s is in use by %s: stop that first", a.path, strings.Join(users, ", "))
+				fmt.Sprintf("%s is in use by %s: stop that first", m.path, strings.Join(users, ", "))
 		}
 		steps = append(steps, step)
 	}
 	return steps, nil
 }
 
-// name returns the volume's name, also if the volume has no record any more.
+// name returns the volume's name, even if the volume has no record any more.
 func (st state) name() registry.VolumeName {
 	if st.volume.ID == "" {
 		return st.staging.Name
@@ -121,13 +121,13 @@ func (s *Stager) Abandon(ctx context.Context, key registry.ClaimKey, last bool, 
 	if err := s.markUncertain(ctx, key, last); err != nil {
 		return err
 	}
-	list = slices.DeleteFunc(list, func(a mountPoint) bool { return a.rpc == "" })
+	list = slices.DeleteFunc(list, func(m mountPoint) bool { return m.rpc == "" })
 	var skipped []string
-	for _, a := range list {
-		if err := s.unmountUnused(ctx, a.path); err != nil {
+	for _, m := range list {
+		if err := s.unmountUnused(ctx, m.path); err != nil {
 			return err
 		}
-		skipped = append(skipped, string(a.rpc))
+		skipped = append(skipped, string(m.rpc))
 	}
 	e := registry.Event{
 		Kind: registry.EventAbandoned, Role: registry.RoleNode, Plugin: key.Volume.Plugin, Alloc: key.Alloc,
@@ -137,10 +137,10 @@ func (s *Stager) Abandon(ctx context.Context, key registry.ClaimKey, last bool, 
 	if err := s.forget(ctx, key, last, []registry.Event{e}); err != nil {
 		return err
 	}
-	for _, a := range list { // package doctor finds directories that remain
-		s.removeDirs(a.path)
-		if a.rpc == registry.NodeUnpublishRPC {
-			s.removeDirs(filepath.Dir(a.path))
+	for _, m := range list { // package doctor finds directories that remain
+		s.removeDirs(m.path)
+		if m.rpc == registry.NodeUnpublishRPC {
+			s.removeDirs(filepath.Dir(m.path))
 		}
 	}
 	return nil

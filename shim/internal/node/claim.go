@@ -8,9 +8,9 @@ import (
 	"holdfast/registry"
 )
 
-// claim claims the volume of the request, and creates it first if the create block asks for that. If another alloc has
-// the volume of a create block deleted between the look-up and the claim, claim creates it again. While it waits for
-// the plugin, the alloc is recorded without a claim.
+// claim claims the volume of the request. It first creates a missing volume of a create block, and creates it again if
+// the release of another alloc deletes it before the claim. If claim has to wait for a plugin, it records the alloc
+// first.
 func (req *request) claim(
 	ctx context.Context, g hooks.AllocGroup, r hooks.VolumeRequest,
 ) (vol registry.Volume, claim registry.Claim, err error) {
@@ -25,7 +25,7 @@ func (req *request) claim(
 			return vol, claim, err
 		}
 		req.name, req.key.Volume = vol.VolumeName(), vol.VolumeKey()
-		// the node plugin reports the node's topology and limit
+		// the claim needs the node's topology and limit, which the node plugin reports
 		if _, known := req.Plugins.Find(registry.RoleNode, vol.Plugin); !known {
 			if err := req.admit(ctx, g); err != nil {
 				return vol, claim, err

@@ -24,7 +24,7 @@ import (
 // A file system that its plugin stages is expanded where it is staged, any other volume where it is published. A
 // refusal is recorded, has an event and is no error, because the volume remains usable. After a refusal the plugin is
 // asked again only at the next mount (CSI NodeExpandVolume: "Caller MUST NOT retry"). again means that a person asks:
-// Grow then also repeats a call after a refusal that CSI allows to retry.
+// Grow then also repeats a refused call, if CSI allows that.
 func (s *Stager) Grow(
 	ctx context.Context, by intent.Caller, key registry.VolumeKey, again bool,
 ) (n registry.NodeExpansion, err error) {
@@ -125,8 +125,8 @@ type site struct {
 }
 
 // expandSite returns where the volume can be expanded on this node, and whether it is mounted there. At a path without
-// a mount, the plugin would expand the file system below. isOpen: an expansion call is open. It may be closed
-// only if no mount is left, so a stage or publish whose outcome is not known counts too.
+// a mount, the plugin would expand the file system below. isOpen means that an expansion call is open. The call may be
+// closed only if no mount is left, so the mount of an uncertain stage or publish counts too.
 func (s *Stager) expandSite(st state, isOpen bool) (where site, mounted bool, err error) {
 	where, found := s.recordedSite(st, isOpen)
 	switch {
@@ -141,8 +141,8 @@ func (s *Stager) expandSite(st state, isOpen bool) (where site, mounted bool, er
 	return where, mounted, err
 }
 
-// recordedSite returns where the volume is mounted for writing, according to the records of this boot. Of the paths at
-// which it is published, only the path of the node's expansion counts, once there is one.
+// recordedSite returns where the volume is mounted for writing, according to the records of this boot. Once an
+// expansion was sent to one of the paths at which the volume is published, the other paths do not count.
 func (s *Stager) recordedSite(st state, isOpen bool) (where site, found bool) {
 	isMounted := func(m registry.Mark, boot string) bool {
 		return (m == registry.MarkDone || isOpen && m != registry.MarkNone) && boot == s.machine.Boot()
@@ -246,7 +246,7 @@ func stagingOf(view registry.View, v registry.Volume) registry.Staging {
 	return p
 }
 
-// recordUnable records as a refusal that the node plugin lacks EXPAND_VOLUME, though the controller plugin needs it.
+// recordUnable records as a refusal that the node plugin lacks EXPAND_VOLUME, though the controller requires it.
 func (s *Stager) recordUnable(ctx context.Context, st state, inst registry.Instance) error {
 	v := st.volume
 	why := &registry.CallError{RPC: registry.NodeExpandRPC, Code: "UNIMPLEMENTED", Detail: fmt.Sprintf(
@@ -304,7 +304,7 @@ func (s *Stager) clearRefusal(ctx context.Context, key registry.VolumeKey) error
 	return err
 }
 
-// mountedAnew returns n without the refusal and its path, because a plugin may be asked once more after each mount.
+// mountedAnew returns n without its refusal and path, because a plugin may be asked once more after each mount.
 func mountedAnew(n registry.NodeExpansion) registry.NodeExpansion {
 	n.Refused, n.At = "", ""
 	return n

@@ -66,7 +66,7 @@ func (a *Allocs) groupReasons(
 	var planned []registry.Claim
 	for _, r := range inVolumeOrder(spec.Volumes) {
 		claim, found := a.claimReasons(v, g, r, node, planned)
-		if len(found) == 0 && r.Ephemeral == nil { // nothing shares an inline volume, and it takes no place
+		if len(found) == 0 && r.Ephemeral == nil { // inline volumes are not shared and do not count against a limit
 			planned = append(planned, claim)
 		}
 		reasons = append(reasons, found...)
@@ -167,7 +167,8 @@ func volumeOf(v registry.View, g hooks.AllocGroup, r hooks.VolumeRequest) (vol r
 	switch {
 	case r.Create != nil && (!found || known.Unwanted()):
 		spec := r.Create.Spec(name, r.Usage)
-		spec.External = registry.ExternalID("to be created: " + name.String()) // else all would count as one volume
+		// else all volumes that are to be created would have the same key
+		spec.External = registry.ExternalID("to be created: " + name.String())
 		return registry.Volume{VolumeSpec: spec, State: registry.VolumeReady, Accessible: spec.Required}, nil
 	case !found:
 		return vol, registry.Errorf(registry.ErrNotFound,

@@ -20,7 +20,7 @@ var errForced = errors.New("the release continues by force")
 // ForceRelease ends the release of an alloc whose volumes cannot be released because a plugin or its backend is gone
 // for good. It sends each call that it can. It skips calls that fail or have no healthy plugin, and unmounts mounts
 // that nothing uses. A mount in use stays: ErrConflict names its users. f.Confirm is the ID of the alloc. The release
-// must have begun. Like any release, it continues after a restart. It returns the steps as they were planned; with
+// must have begun. Like any release, it continues after a restart. ForceRelease returns the planned steps; with
 // f.DryRun it does nothing else.
 func (a *Allocs) ForceRelease(
 	ctx context.Context, id registry.AllocID, f registry.Force,
@@ -46,7 +46,7 @@ func (a *Allocs) ForceRelease(
 		return nil, fmt.Errorf("record the release of alloc %s by force: %w", id, err)
 	}
 	a.abort(id)
-	// the empty call does not count as the host's end of the alloc: see discard
+	// the call is empty because the host has not said that the alloc has ended: see discard
 	return steps, a.Release(ctx, registry.Call{}, id, false)
 }
 
@@ -144,9 +144,9 @@ func (req *request) isLast(ctx context.Context, released map[registry.ClaimKey]b
 	return last, err
 }
 
-// forceRequest releases a request by force. If the node plugin can be called, it first tries a normal release. If that
-// fails (forceRound), or the plugin cannot be called, it takes the mounts down without the plugin. After the last user
-// it then detaches the volume, or abandons the attachment.
+// forceRequest releases a request by force. If the node plugin can be called, it first tries a normal release for
+// forceRound. If that fails, or the plugin cannot be called, it takes the mounts down without the plugin. After the
+// last user it then detaches the volume, or abandons the attachment.
 func (req *request) forceRequest(ctx context.Context, by registry.Forced) error {
 	why := ""
 	reasons := intent.FeasibleAt(req.Plugins, registry.RoleNode, req.key.Volume.Plugin, registry.Usage{})

@@ -34,7 +34,7 @@ func (s *Stager) WatchHealth(ctx context.Context) error {
 	}
 }
 
-// healthCheck is a question to a node plugin about one volume, or about its storage.
+// healthCheck is a question to a node plugin about one volume, or about the plugin's storage.
 type healthCheck struct {
 	of   registry.VolumeKey // the storage of the plugin if External is empty
 	name registry.VolumeName

@@ -49,10 +49,10 @@ type Controller interface {
 	Provide(
 		ctx context.Context, call registry.Call, s registry.VolumeSpec, from registry.Origin,
 	) (registry.Volume, error)
-	// Discard has the volume deleted if the create block has made it and nothing claims it.
+	// Discard begins to delete the volume of an ended alloc, if the create block has made it and nothing claims it.
 	Discard(ctx context.Context, name registry.VolumeName, from registry.Origin, alloc registry.AllocID) error
 	// Claim is idempotent by the claim's key. The volume provides the mount options that the usage lacks. ErrConflict
-	// names the holders. The claim follows the decisions of first in the same commit.
+	// names the holders. The same commit stores the decisions of first before the claim.
 	Claim(ctx context.Context, c registry.Claim, first ...registry.Decision) (registry.Claim, error)
 	// Feasible returns the claim as Claim would grant it, or every reason against it. The claims in planned
 	// count as granted.

@@ -9,9 +9,9 @@ import (
 )
 
 // Lose begins to release all volumes of this node, after the node was declared lost. An event tells the host which
-// allocs have lost their volumes. Their records say so too until the host releases them. An alloc that is being
-// released already gets no event. A claim of an alloc without a record comes from an earlier installation of the node:
-// the alloc gets a record, which is deleted as soon as the volumes are released.
+// allocs have lost their volumes. The records of these allocs say so too, until the host releases the allocs. An alloc
+// that is being released already gets no event. A claim of an alloc without a record comes from an earlier installation
+// of the node: the alloc gets a record, which is deleted as soon as the volumes are released.
 func (a *Allocs) Lose(ctx context.Context, why string) error {
 	var allocs []registry.AllocID
 	_, err := registry.Ensure(ctx, a.State, func(v registry.View) (change registry.Change, err error) {

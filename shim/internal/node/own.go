@@ -33,9 +33,8 @@ func (req *request) withMountGroup(
 	return u, err
 }
 
-// setOwnership sets the ownership of the volume's files before their first use, and records that. With Recursive it
-// also sets it whenever the request wants another ownership than the one set last. A read-only use leaves files and
-// record as they are.
+// setOwnership sets the ownership of the volume's files before their first use, and records that. Later it changes the
+// ownership only with Recursive. A read-only use leaves files and record as they are.
 func (req *request) setOwnership(ctx context.Context, u registry.Usage) error {
 	want := u.Ownership
 	if want == (registry.Ownership{}) || u.ReadOnly || u.Access.ReaderOnly() {

@@ -26,7 +26,7 @@ const (
 	retryCeiling = 30 * time.Second
 )
 
-// Allocs holds the volumes of allocs.
+// Allocs prepares and releases the volumes of allocs.
 type Allocs struct {
 	intent.Calls
 	controller Controller
@@ -128,7 +128,7 @@ func (a *Allocs) prepare(
 			key:   registry.ClaimKey{Alloc: g.Alloc, Request: r.Name},
 			parts: spec.Parts(r.Name),
 		}
-		if i == len(requests)-1 { // the last outcome of this request makes the alloc ready
+		if i == len(requests)-1 { // the commit that ends the last request makes the alloc ready
 			req.then = func(v registry.View, at hooks.Published) (registry.Change, error) {
 				all := maps.Clone(published)
 				all[r.Name] = at
@@ -141,7 +141,8 @@ func (a *Allocs) prepare(
 		}
 		at, err := req.mountRequest(ctx, g, r)
 		if err != nil {
-			// If ctx has ended, the wait that is recorded already says more. A wait is stored in the alloc's record.
+			// The alloc's record, which admit makes if it is missing, says why Prepare failed. If ctx has ended, the
+			// wait that the record has already says more than err.
 			if ctx.Err() == nil && a.admit(ctx, g) == nil {
 				req.recordFailure(ctx, err, time.Time{})
 			}
@@ -213,11 +214,11 @@ func (a *Allocs) beginPrepare(ctx context.Context, id registry.AllocID) (context
 		a.mu.Lock()
 		other := a.busy[id]
 		if other == nil {
-			break
+			break // a.mu stays locked
 		}
-		released := other.release
+		releasing := other.release
 		a.mu.Unlock()
-		if released {
+		if releasing {
 			return nil, nil, releasedError(id)
 		}
 		select {
@@ -251,7 +252,7 @@ func (w *work) stop() {
 	w.cancel(errReleased)
 }
 
-// endWork records that the work has ended, and wakes those that wait for it.
+// endWork records that the work has ended, and wakes its waiters.
 func (a *Allocs) endWork(id registry.AllocID, w *work) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -285,7 +286,7 @@ func inVolumeOrder(requests []hooks.VolumeRequest) []hooks.VolumeRequest {
 	})
 }
 
-// Sync releases every known alloc that is not in living, and returns the released IDs.
+// Sync begins the release of every known alloc that is not in living, and returns the IDs of these allocs.
 func (a *Allocs) Sync(ctx context.Context, living []registry.AllocID) ([]registry.AllocID, error) {
 	var gone []registry.AllocID
 	err := a.State.View(ctx, func(v registry.View) error {

@@ -63,8 +63,8 @@ func (s *Stager) Publish(
 	return at, err
 }
 
-// findPublished returns where the volume is published, and whether it is still there: a file system in the mount table,
-// a block device at the path, where the plugin may have made a device node without a mount.
+// findPublished returns where the volume is published, and whether it is still there. It looks for a file system in the
+// mount table, but for a block device at the path: the plugin may have made a device node without a mount.
 func (s *Stager) findPublished(ctx context.Context, r registry.Ref) (at hooks.Published, there bool, err error) {
 	at = hooks.Published{Target: r.Target, Usage: r.Usage}
 	if r.Usage.Attachment != registry.BlockDevice {
@@ -106,6 +106,7 @@ func (s *Stager) publishCall(
 			done := r
 			done.Publish, done.Server = registry.MarkDone, server
 			put := []registry.Record{done}
+			// the first mount of a volume that is not staged
 			if p, found := view.Staging(r.Volume); found && !stages && !s.publishedForOther(view, r) {
 				p.Expanded = mountedAnew(p.Expanded)
 				put = append(put, p)
@@ -207,10 +208,10 @@ func (s *Stager) publishChange(
 	return registry.Change{Put: []registry.Record{r}}, nil
 }
 
-// Unused returns ErrConflict while a process with another mount namespace uses the volume that is published for the
-// claim: such a use does not keep the plugin from unmounting its own mount. A namespace that is a private copy of this
-// one shows the volume at the same path and does not count.
-func (s *Stager) Unused(ctx context.Context, key registry.ClaimKey) error {
+// CheckUnused returns ErrConflict while a process with another mount namespace uses the volume that is published for
+// the claim: such a use does not keep the plugin from unmounting its own mount. A namespace that is a private copy of
+// this one shows the volume at the same path and does not count.
+func (s *Stager) CheckUnused(ctx context.Context, key registry.ClaimKey) error {
 	st, err := s.state(ctx, key.Volume)
 	r, published := st.ref(key)
 	if err != nil || !published {
@@ -233,8 +234,8 @@ func (s *Stager) Unused(ctx context.Context, key registry.ClaimKey) error {
 }
 
 // Unpublish unpublishes the volume for the claim, and deletes the ref. With last it unstages the volume afterwards,
-// unless the volume is published for another claim. If there is nothing to unpublish or unstage, it does nothing, and
-// commits nothing of then. Otherwise then is committed with the last call.
+// unless the volume is published for another claim. then is committed with the last call. If there is nothing to
+// unpublish or unstage, Unpublish does nothing, and does not commit then.
 func (s *Stager) Unpublish(
 	ctx context.Context, by intent.Caller, key registry.ClaimKey, last bool, then ...registry.Decision,
 ) error {

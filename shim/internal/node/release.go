@@ -118,8 +118,8 @@ func (a *Allocs) startRelease(id registry.AllocID) *work {
 	return w
 }
 
-// resumeKept continues a release that kept the alloc's record for its host, if the host has released the alloc since.
-// That release may have found the release still running, and started no other.
+// resumeKept starts another release after one that kept the alloc's record for the host, if the host has called Release
+// meanwhile: that call may have found the earlier release still running, and started no other.
 func (a *Allocs) resumeKept(id registry.AllocID) {
 	var al registry.Alloc
 	err := a.State.View(context.Background(), func(v registry.View) error { al, _ = v.Alloc(id); return nil })
@@ -205,7 +205,7 @@ func (a *Allocs) endRelease(ctx context.Context, id registry.AllocID) (kept bool
 		}
 		_, err = registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
 			now, known := v.Alloc(id)
-			// otherwise another call has changed whether discard has to delete volumes
+			// otherwise a call has meanwhile changed whether discard has to delete volumes
 			unchanged = !known || now.Keep == al.Keep && now.Release.ID == al.Release.ID
 			if !known || !unchanged {
 				return registry.Change{}, nil
@@ -372,7 +372,7 @@ func (req *request) releaseRequest(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := req.settleDown(ctx, func(open registry.Intent) bool { return req.undoes(open, u) }); err != nil {
+	if err := req.settleForRelease(ctx, func(open registry.Intent) bool { return req.undoes(open, u) }); err != nil {
 		return err
 	}
 	if err := req.reportExpansion(ctx); err != nil {
@@ -380,7 +380,7 @@ func (req *request) releaseRequest(ctx context.Context) error {
 	}
 	req.step = registry.StepUnpublish
 	if u.own && u.lost {
-		if err := req.stager.Unused(ctx, req.key); err != nil {
+		if err := req.stager.CheckUnused(ctx, req.key); err != nil {
 			return err
 		}
 	}
@@ -399,7 +399,7 @@ func (req *request) releaseRequest(ctx context.Context) error {
 // unclaim releases the claim. It fails while the volume is mounted for the claim on this node.
 func (req *request) unclaim(ctx context.Context) error {
 	req.step = registry.StepClaim
-	// releases of other claims need the volume's lock, also while etcd does not answer
+	// the caller holds the volume's lock, which other releases need even while etcd does not answer
 	ctx, cancel := context.WithTimeout(ctx, roundLimit)
 	defer cancel()
 	_, err := registry.Ensure(ctx, req.State, req.unclaimChange)
@@ -408,7 +408,7 @@ func (req *request) unclaim(ctx context.Context) error {
 
 // unclaimChange returns the change that unclaim commits.
 func (req *request) unclaimChange(v registry.View) (registry.Change, error) {
-	if err := req.stager.Down(v, req.key); err != nil {
+	if err := req.stager.CheckUnmounted(v, req.key); err != nil {
 		return registry.Change{}, err
 	}
 	return req.controller.UnclaimChange(v, req.key, true)
@@ -425,9 +425,8 @@ func (req *request) forgetAllocChange(v registry.View) (registry.Change, error) 
 	return forgetChange(v, al), nil
 }
 
-// reportExpansion records in the volume how far this node has come with its expansion. An earlier process may have died
-// after it stored the node's progress and before it reported it. The node's record is deleted with the last use of the
-// volume.
+// reportExpansion records in the volume how far this node has come with its expansion, because the node's own record is
+// deleted with the last use of the volume. An earlier process may have died before it reported the progress.
 func (req *request) reportExpansion(ctx context.Context) error {
 	var p registry.Staging
 	err := req.State.View(ctx, func(v registry.View) error { p, _ = v.Staging(req.key.Volume); return nil })

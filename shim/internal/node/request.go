@@ -120,10 +120,10 @@ func (req *request) settle(ctx context.Context, follows func(registry.Intent) bo
 	return err
 }
 
-// settleDown is settle for a release. If the open call is to be undone and may still run (mayRun), settleDown first
-// repeats it for at most roundLimit, and returns nil even if its outcome is still unknown then. It repeats an expansion
-// or modification until the caller's retries end, and then closes it; the next mount or expansion sends it again.
-func (req *request) settleDown(ctx context.Context, follows func(registry.Intent) bool) error {
+// settleForRelease is settle for a release. If the open call is to be undone and may still run (mayRun), it repeats the
+// call for at most roundLimit, and then returns nil even if the outcome is still unknown. It repeats an expansion or
+// modification until the caller's retries end, and then closes the call; the next mount or expansion sends it again.
+func (req *request) settleForRelease(ctx context.Context, follows func(registry.Intent) bool) error {
 	var round *time.Timer // set by settle, if the open call is to be undone and may still run
 	limited, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -152,11 +152,11 @@ func (req *request) settleDown(ctx context.Context, follows func(registry.Intent
 	return nil
 }
 
-// errRound is the cause of a context that settleDown has ended after roundLimit.
+// errRound is the cause of a context that settleForRelease has ended after roundLimit.
 var errRound = fmt.Errorf("it has had no certain outcome for %s", roundLimit)
 
 // mayRun reports whether the open call may still run, so that its undo has to wait. A call does not run any more if its
-// plugin was restarted after it.
+// plugin was restarted after the call began.
 func (req *request) mayRun(open registry.Intent) bool {
 	if !intent.UndoOverlaps(open) {
 		return false

@@ -42,8 +42,8 @@ func (s *Stager) mount(ctx context.Context, calls ...mountCall) error {
 	return s.Sender.Send(ctx, send...)
 }
 
-// missingStage returns the call that Stage has to send, if any, and the volume's records. Before a call it undoes a
-// publish of unknown outcome, and st.staging.Path is set.
+// missingStage returns the call that Stage has to send, if any, and the volume's records. If it returns a call, it has
+// undone a publish of unknown outcome, and st.staging.Path is set.
 func (s *Stager) missingStage(
 	ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage,
 ) (calls []mountCall, st state, err error) {
@@ -242,8 +242,8 @@ func (s *Stager) unstageCall(ctx context.Context, by intent.Caller, p registry.S
 	})
 }
 
-// Down returns nil if the volume is not mounted for the claim on this node, else an ErrConflict.
-func (s *Stager) Down(view registry.View, key registry.ClaimKey) error {
+// CheckUnmounted returns nil if the volume is not mounted for the claim on this node, else an ErrConflict.
+func (s *Stager) CheckUnmounted(view registry.View, key registry.ClaimKey) error {
 	st := s.stateOf(view, key.Volume)
 	r, published := st.ref(key)
 	switch {
@@ -257,8 +257,8 @@ func (s *Stager) Down(view registry.View, key registry.ClaimKey) error {
 	return nil
 }
 
-// checkNoMount returns an ErrConflict if something is mounted at a path, for which there is no record. A plugin might
-// take that mount for its own.
+// checkNoMount returns an ErrConflict if something is mounted at a path that no record names: a plugin might take that
+// mount for its own.
 func (s *Stager) checkNoMount(path string) error {
 	mounted, err := s.machine.Mounted(path)
 	if err == nil && mounted {
@@ -276,8 +276,8 @@ func (s *Stager) makeDir(path string) error {
 	return s.machine.MakeDir(path)
 }
 
-// removeUnusedDir removes a directory that was made for a call that was refused before it was sent, so that no record
-// names it. Package doctor finds directories that cannot be removed now.
+// removeUnusedDir removes dir if no record names it, because its call was refused before it was sent. Package doctor
+// finds directories that cannot be removed now.
 func (s *Stager) removeUnusedDir(ctx context.Context, key registry.VolumeKey, dir string) {
 	st, err := s.state(context.WithoutCancel(ctx), key)
 	known := st.staging.State != registry.MarkNone && st.staging.Path.Host == dir
@@ -289,8 +289,8 @@ func (s *Stager) removeUnusedDir(ctx context.Context, key registry.VolumeKey, di
 	}
 }
 
-// removeDirs removes empty directories, children first, and describes those that it could not remove. Files in a
-// directory do not keep the volume; package doctor reports them.
+// removeDirs removes empty directories, children first, and describes those that it could not remove. The release of
+// the volume succeeds even if directories remain; package doctor reports them.
 func (s *Stager) removeDirs(paths ...string) string {
 	left := ""
 	for _, path := range paths {

@@ -140,7 +140,7 @@ func TestClaimKeptUntilUnpublished(t *testing.T) {
 		n.up("a1", wish{})
 		s, key := n.shim.stager, claimOf("a1")
 		down := func() (err error) {
-			n.view(func(v registry.View) { err = s.Down(v, key) })
+			n.view(func(v registry.View) { err = s.CheckUnmounted(v, key) })
 			return err
 		}
 		for _, c := range []struct {

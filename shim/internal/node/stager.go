@@ -115,8 +115,8 @@ func pathAt(inst registry.Instance, t registry.Tree) string {
 // secretsWait bounds the wait for secrets that are needed only for redaction.
 const secretsWait = time.Second
 
-// private returns a function for the values that have to be redacted from errors of the volume's plugin. A release does
-// not need the secrets: if they are not available, the function sets Unknown.
+// private returns a function for the values that have to be redacted from errors of the volume's plugin. The secrets
+// serve only that here: if they are not available, the function sets Unknown.
 func (s *Stager) private(key registry.VolumeKey) csi.PrivateFunc {
 	return func(ctx context.Context) csi.Private {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), secretsWait)
@@ -137,8 +137,8 @@ func (s *Stager) private(key registry.VolumeKey) csi.PrivateFunc {
 	}
 }
 
-// server returns the instance's task if one of its processes serves the mount at path (FUSE, nbd, ublk), else the zero
-// value.
+// server returns the instance's task if the mount at path needs a process that serves it (FUSE, nbd, ublk), else the
+// zero value.
 func (s *Stager) server(inst registry.Instance, path string) registry.TaskKey {
 	if s.machine.Served(path) {
 		return inst.TaskKey()
@@ -147,8 +147,8 @@ func (s *Stager) server(inst registry.Instance, path string) registry.TaskKey {
 }
 
 // awaitUnmounted waits until the mount at path is gone, after a call that should have removed it. answer is the error
-// of that call. awaitUnmounted returns any answer but NOT_FOUND at once. If the mount remains for mountWait, it returns
-// an error.
+// of that call; if it is not NOT_FOUND, awaitUnmounted returns it at once. If the mount remains for mountWait,
+// awaitUnmounted returns an error.
 func (s *Stager) awaitUnmounted(
 	ctx context.Context, rpc registry.RPC, at registry.InstanceKey, path string, answer error,
 ) error {

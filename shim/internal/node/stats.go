@@ -43,7 +43,7 @@ func (s *Stager) Stats(ctx context.Context, name registry.VolumeName) (usage []r
 		if err != nil {
 			return fmt.Errorf("ask how full volume %s is: %w", name, err)
 		}
-		// the plugin may have measured the directory below
+		// if the mount is gone, the plugin may have measured the directory below
 		if there, err := s.isThere(at, needsMount); err != nil || !there {
 			return cmp.Or(err, conflict("volume %s was unmounted from %s while its plugin measured it; try again", name,
 				at.Host))
@@ -59,7 +59,7 @@ func (s *Stager) Stats(ctx context.Context, name registry.VolumeName) (usage []r
 
 // ask calls do with the records of a volume that has no open call. CSI allows one call in flight per volume, so ask
 // holds the volume's lock. The context of do ends after askLimit, or as soon as another call needs the lock, so a
-// hung plugin delays no mount and no unmount. Then ask returns ErrConflict.
+// hung plugin delays no mount and no unmount. If another call needs the lock, ask returns ErrConflict.
 func (s *Stager) ask(
 	ctx context.Context, name registry.VolumeName, do func(asking context.Context, st state) error,
 ) error {
@@ -157,7 +157,7 @@ func (s *Stager) measuredPath(st state) (at registry.Tree, needsMount bool, err 
 		st.volume.VolumeName())
 }
 
-// isThere reports whether something is mounted at the path. If needsMount is false, it returns true without a look.
+// isThere reports whether something is mounted at the path. If needsMount is false, it returns true without a check.
 func (s *Stager) isThere(at registry.Tree, needsMount bool) (bool, error) {
 	if !needsMount {
 		return true, nil

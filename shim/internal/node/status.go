@@ -33,7 +33,7 @@ func (a *Allocs) Status(
 	return list, at, err
 }
 
-// allocStatus returns the status of an alloc with that of the volumes that it claims.
+// allocStatus returns the status of an alloc and of the volumes that it claims.
 func allocStatus(v registry.View, al registry.Alloc, claims []registry.Claim) registry.AllocStatus {
 	out := registry.AllocStatus{Alloc: al}
 	for _, c := range claims {

@@ -97,7 +97,7 @@ func (req *request) releaseUnclaimed(ctx context.Context) (err error) {
 		}
 	}
 	u := use{staged: l.staged}
-	if err := req.settleDown(ctx, func(open registry.Intent) bool { return req.undoes(open, u) }); err != nil {
+	if err := req.settleForRelease(ctx, func(open registry.Intent) bool { return req.undoes(open, u) }); err != nil {
 		return err
 	}
 	if err := req.unstage(ctx); err != nil {
