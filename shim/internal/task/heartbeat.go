@@ -124,7 +124,7 @@ func (h *heartbeat) beat(ctx context.Context) error {
 		h.misses, h.disconnected = 0, false
 		healthy := registry.Health{State: registry.Healthy, Cause: registry.CauseProbed}
 		return h.recordHealth(ctx, healthy, found, registry.EventTaskHealthy)
-	case h.disconnected:
+	case h.disconnected: // recordLoss has recorded the plugin as unhealthy
 		return nil
 	}
 	if h.misses++; h.misses < h.spec.Heartbeat.Failures {
@@ -135,8 +135,8 @@ func (h *heartbeat) beat(ctx context.Context) error {
 
 // checkSocket reports whether the socket's file is missing. The plugin may still answer on the open connection, but
 // nothing can connect again. Once the file has been missing for socketGrace, checkSocket records the plugin as
-// unhealthy and asks for a restart, which makes directory and socket anew. If the directory is missing too, it asks at
-// once, because the plugin cannot make the socket. Otherwise it waits for the health timeout.
+// unhealthy and asks for a restart, which makes directory and socket anew. If only the socket is missing, checkSocket
+// asks for the restart after the health timeout, because the plugin may still make the socket anew.
 func (h *heartbeat) checkSocket(ctx context.Context) (missing bool, err error) {
 	file, dir := h.missing(h.task.Endpoint.Host)
 	now := h.clock.Boot().At

@@ -10,8 +10,8 @@ import (
 )
 
 // restartSick asks for a restart of the task once the plugin has been unhealthy for restart_after. While a process of
-// the task serves mounts of volumes (FUSE, nbd, ublk), or may do so, it withholds the restart, because a restart would
-// break them. Without restart_after it does nothing.
+// the task serves mounts of volumes (FUSE, nbd, ublk), or may do so, restartSick withholds the restart, because a
+// restart would break these mounts. Without restart_after it does nothing.
 func (h *heartbeat) restartSick(ctx context.Context) error {
 	after := h.spec.Heartbeat.RestartAfter
 	if after == 0 {
@@ -31,7 +31,7 @@ func (h *heartbeat) restartSick(ctx context.Context) error {
 		return nil
 	case h.sickSince == 0:
 		// An earlier shim may have recorded the plugin as unhealthy. The record has only wall time, so a change of the
-		// clock may delay or hasten the restart, but not to before the start of the task.
+		// clock may delay or hasten the restart. The time before the start of the task never counts.
 		since := max(0, h.clock.Now().Sub(health.Since))
 		h.sickSince = max(now-since, h.startedAt(), 1)
 	}

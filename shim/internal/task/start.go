@@ -50,7 +50,7 @@ func (u *supervision) timeLeft() time.Duration {
 
 type fingerprints map[registry.Role]registry.Fingerprint
 
-// problem is the reason why the plugin is not healthy. A nil *problem means that it is.
+// problem is the reason why the plugin is not healthy. A nil *problem means that the plugin is healthy.
 type problem struct {
 	cause registry.Cause
 	text  string

@@ -152,7 +152,7 @@ func (u *supervision) registered(ctx context.Context) (all, healthy bool, err er
 	return all, healthy, err
 }
 
-// ensure commits the change, unless it is empty. While the disk is full, it tries again until ctx ends. Then it returns
+// ensure commits the change, unless it is empty. While the disk is full, it tries again. Once ctx has ended, it returns
 // the cause.
 func (u *supervision) ensure(ctx context.Context, decide registry.Decision) error {
 	for logged := false; ; logged = true {

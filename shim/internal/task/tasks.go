@@ -40,7 +40,7 @@ type Tasks struct {
 // Disk makes and removes what a plugin task needs on the host.
 type Disk interface {
 	MakeDirs(dirs []hooks.HostDir) error
-	// ClearSocket removes a socket without a listener. It reports whether the socket has one.
+	// ClearSocket removes a socket without a listener. It reports whether the socket has a listener.
 	ClearSocket(ctx context.Context, path string) (answers bool, err error)
 	// RemoveSocketDir removes the directory of a task's socket, and nothing below a mount.
 	RemoveSocketDir(path string) error
@@ -152,7 +152,7 @@ func (t *Tasks) deregister(v registry.View, task registry.Task, detail string) r
 	return change
 }
 
-// prepare returns the preparation that the task's stanza asks for. It fails if the host does not support it.
+// prepare returns the preparation that the task's stanza asks for. It fails if the host does not support the plan.
 func (t *Tasks) prepare(at hooks.AllocTask) (hooks.Preparation, error) {
 	if at.Attempt == 0 {
 		return hooks.Preparation{}, registry.Invalid("task %s: attempts are numbered from 1", at.Key())
@@ -280,7 +280,7 @@ func (t *Tasks) Stopping(ctx context.Context, call registry.Call, k registry.Tas
 	return nil
 }
 
-// Prefer makes the instances of the attempt the newest of their plugin. ErrNotFound: the attempt has none.
+// Prefer makes the instances of the attempt the newest of their plugin. ErrNotFound: the attempt has no instances.
 func (t *Tasks) Prefer(ctx context.Context, call registry.Call, k registry.TaskKey, attempt uint64) error {
 	_, err := t.state.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		var keys []registry.InstanceKey

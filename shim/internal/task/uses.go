@@ -16,11 +16,11 @@ import (
 type Mounts interface {
 	// Mounts lists the mounts strictly below root, also hidden ones.
 	Mounts(root string) (mount.Mounts, error)
-	// Serves reports whether the task that listens at socket has a process that serves mounts, or that may.
+	// Serves reports whether the task that listens at socket has a process that serves mounts, or may serve some.
 	Serves(socket string) bool
 }
 
-// Uses finds the calls that run at plugin tasks, and the mounts that these serve.
+// Uses finds the calls that run at plugin tasks, and the mounts that these tasks serve.
 type Uses struct {
 	State   registry.State
 	Mounts  Mounts
