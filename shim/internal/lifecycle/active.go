@@ -103,7 +103,7 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 	return r, nil
 }
 
-// load builds what changes of the store are passed to, and the cluster's node if there is a cluster, and starts the
+// load builds the parts that receive the store's changes, and the cluster's node if there is a cluster, and starts the
 // store's writer. It fails if the records do not fit the cluster block. The feed reads old events from the store when
 // they are needed.
 func (r *activeState) load(ctx context.Context, p *Process, hello *rpc.Hello) (err error) {
@@ -259,7 +259,7 @@ func (f taskFleet) Connect(id registry.PluginID, t registry.TaskKey, at registry
 }
 
 // firstInspection is the time from the start to the first inspection of mounts, unless a plugin comes or goes before.
-// The start itself has just compared them.
+// The start, or the previous shim, has just compared the mounts with the records.
 const firstInspection = 2 * time.Second
 
 // begin starts the loops.
@@ -273,7 +273,7 @@ func (r *activeState) begin(p *Process) {
 	}
 	r.startWorker(p, "health of volumes", r.health.Run)
 	r.startWorker(p, "health on this node", r.onNode)
-	// it removes files that no record refers to, so it needs all records first
+	// Literals.Run removes files that no record refers to, so it needs all records first
 	r.startWatcher(p, "literal secrets", r.ready(r.Literals.Run))
 	r.startWatcher(p, "tasks", r.Tasks.Run)
 	r.startWatcher(p, "mounts", r.mounts.Run)
@@ -283,7 +283,7 @@ func (r *activeState) begin(p *Process) {
 }
 
 // ready returns a function that calls run once this node has read all that its earlier shims wrote to etcd, because run
-// continues their controller calls. Without a cluster, it is run itself.
+// continues their controller calls. Without a cluster, ready returns run.
 func (r *activeState) ready(run func(context.Context) error) func(context.Context) error {
 	if r.Cluster == nil {
 		return run

@@ -3,11 +3,11 @@
 //	candidate ──Activate──> active ──Release──> released ──Activate──> active
 //	    └────────────────── gone: its host has ended it, or its store has failed ──┘
 //
-// A candidate answers Hello, Status and Parse, and has neither the store nor a connection to a plugin open. Activate
-// builds everything that an active shim consists of (activeState) and is the only place that wires use cases to
-// adapters: the store, which raises the generation and so fences earlier writers, the table of instances, and the use
-// cases. Release closes all of it in reverse order.
+// A candidate answers only the calls that need no state (package rpc). It does not have the store open; its only
+// connections to plugins are those of a rehearsal. Activate builds everything that an active shim consists of
+// (activeState) and is the only place that wires use cases to adapters: the store, which raises the generation and so
+// fences earlier writers, the table of instances, and the use cases. Release closes all of it in reverse order.
 //
-// Nothing durable depends on a graceful end: a shim that was killed is started again in the same way. When the store
-// fails, the process ends.
+// Nothing durable depends on a graceful end: after a kill, the next shim starts in the same way. When the store fails,
+// the process ends.
 package lifecycle

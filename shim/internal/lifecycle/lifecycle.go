@@ -97,8 +97,8 @@ func (p *Process) ServerOptions() []grpc.ServerOption {
 	return options
 }
 
-// Run returns when the process has to end: ctx has ended, or the store has failed. After a failure it closes nothing,
-// because closing may block, and nothing durable depends on it.
+// Run returns when the process has to end: ctx has ended, or the store or a loop has failed. After a failure it closes
+// nothing, because closing may block, and nothing durable depends on it.
 func (p *Process) Run(ctx context.Context) error {
 	select {
 	case err := <-p.fatal:

@@ -120,6 +120,7 @@ func (r *rehearsal) run(ctx context.Context, copied store.Options) error {
 	for _, wrong := range s.CheckRecords() {
 		err = errors.Join(err, fmt.Errorf("after its migrations the state is damaged: %w", wrong))
 	}
+	// opening the copy has raised its generation by one
 	r.At = registry.Revision{Generation: s.Generation() - 1, Index: s.Index()}
 	r.Schema, r.Readable = uint32(s.PreviousSchema()), uint32(s.Readable())
 	return errors.Join(err, s.Close())
