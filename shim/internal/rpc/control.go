@@ -134,7 +134,7 @@ func (c *control) Snapshot(req *pb.SnapshotRequest, stream grpc.ServerStreamingS
 func (c *control) copyTo(ctx context.Context, path string) error {
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return registry.Invalid("the file that a copy of the state is to be written to: %w", err)
+		return registry.Invalid("cannot write a copy of the state: %w", err)
 	}
 	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
 		return registry.Invalid("cannot write a copy of the state to %s: not a file: %w", path,

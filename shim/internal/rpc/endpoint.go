@@ -92,7 +92,7 @@ func (p *plugins) ForgetEndpointUses(
 		return nil, wire.Status(err)
 	}
 	key := registry.VolumeKey{Plugin: plugin, External: external}
-	index := func(v registry.View) (last registry.Seq) {
+	indexOf := func(v registry.View) (last registry.Seq) {
 		for _, use := range v.EndpointUses(key) {
 			last = max(last, use.CreateIndex)
 		}
@@ -100,7 +100,7 @@ func (p *plugins) ForgetEndpointUses(
 	}
 	at, err := do(ctx, p.s, "Plugins.ForgetEndpointUses", req,
 		func(ctx context.Context, a *Active, call registry.Call) error {
-			return runRemoval(ctx, a, call, index, func() error { return a.Endpoint.Forget(ctx, key, f) })
+			return runRemoval(ctx, a, call, indexOf, func() error { return a.Endpoint.Forget(ctx, key, f) })
 		})
 	return &pb.ForgetEndpointUsesReply{Answer: at}, err
 }

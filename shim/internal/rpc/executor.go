@@ -112,9 +112,9 @@ func (a *Active) executorMoved(ctx context.Context, method string, req request, 
 	return err == nil && elsewhere && a.Cluster.Executors.Moved(ctx, c.ExecutedBy(), since)
 }
 
-// pass has the node that makes the plugin's controller calls carry out the call, and returns its reply. by is the
-// executor of the call. If an earlier call with the same ID has a stored reply, pass returns that. ErrHere means that
-// this node has to carry out the call.
+// pass sends the call to the node that makes the plugin's controller calls, and returns that node's reply. by is the
+// executor of the call. If an earlier call with the same ID has a stored reply, pass returns the stored one. ErrHere
+// means that this node has to carry out the call.
 func (a *Active) pass(
 	ctx context.Context, method string, req request,
 ) (reply []byte, by registry.ExecutorKey, err error) {
@@ -195,7 +195,7 @@ func (a *Active) remoteCall(
 		switch {
 		case local || healthy && readingMethods[method]:
 			elsewhere = false
-		case healthy: // this node may become the executor
+		case healthy: // Remote.Call finds the executor, and may return ErrHere
 			elsewhere = true
 		}
 	}
@@ -337,7 +337,7 @@ func (s *Server) someBlocks(ctx context.Context, encoded []byte) ([]byte, error)
 	return proto.Marshal(all)
 }
 
-// passBlocks has another node list the blocks. ErrHere means that this node can list them.
+// passBlocks sends the blocks that another node lists. ErrHere means that this node can list the blocks itself.
 func (a *Active) passBlocks(
 	ctx context.Context, req *pb.SnapshotBlocksRequest, send func(*pb.SnapshotBlocksReply) error,
 ) error {

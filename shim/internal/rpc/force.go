@@ -17,11 +17,11 @@ func (s *allocs) ForceRelease(ctx context.Context, req *pb.ForceReleaseRequest) 
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	index := func(v registry.View) registry.Seq {
+	indexOf := func(v registry.View) registry.Seq {
 		al, _ := v.Alloc(id)
 		return al.CreateIndex
 	}
-	steps, at, err := force(ctx, s.s, "Allocs.ForceRelease", req, index,
+	steps, at, err := force(ctx, s.s, "Allocs.ForceRelease", req, indexOf,
 		func(ctx context.Context, a *Active, _ registry.Call, f registry.Force) ([]registry.ReleaseStep, error) {
 			return a.Allocs.ForceRelease(ctx, id, f)
 		})
@@ -36,7 +36,7 @@ func (c *claims) ForceRelease(
 	if err = cmp.Or(err, badAlloc); err != nil {
 		return nil, wire.Status(err)
 	}
-	index := func(v registry.View) (last registry.Seq) {
+	indexOf := func(v registry.View) (last registry.Seq) {
 		for _, claim := range v.ClaimsOf(id) {
 			if claim.Name == name {
 				last = claim.CreateIndex
@@ -44,15 +44,15 @@ func (c *claims) ForceRelease(
 		}
 		return last
 	}
-	steps, at, err := force(ctx, c.s, "Claims.ForceRelease", req, index,
+	steps, at, err := force(ctx, c.s, "Claims.ForceRelease", req, indexOf,
 		func(ctx context.Context, a *Active, _ registry.Call, f registry.Force) ([]registry.ReleaseStep, error) {
 			return a.Allocs.ForceReleaseClaims(ctx, name, id, f)
 		})
 	return &pb.ForceReleaseClaimReply{Answer: at, Steps: steps}, err
 }
 
-// Detach gives runRemoval the index of the last attachment. They are detached in order, so it exists until all are
-// detached.
+// Detach passes the last attachment to runRemoval. The attachments are detached in order, so the last one exists until
+// all are detached.
 func (v *volumes) Detach(ctx context.Context, req *pb.DetachVolumeRequest) (*pb.DetachVolumeReply, error) {
 	name, err := volumeName(req.GetName())
 	node := registry.NodeName(req.GetNode())
@@ -62,7 +62,7 @@ func (v *volumes) Detach(ctx context.Context, req *pb.DetachVolumeRequest) (*pb.
 	if err != nil {
 		return nil, wire.Status(err)
 	}
-	index := func(view registry.View) (last registry.Seq) {
+	indexOf := func(view registry.View) (last registry.Seq) {
 		for _, at := range view.AllAttachments() {
 			if at.Name == name && (node == "" || at.Node == node) {
 				last = at.CreateIndex
@@ -70,7 +70,7 @@ func (v *volumes) Detach(ctx context.Context, req *pb.DetachVolumeRequest) (*pb.
 		}
 		return last
 	}
-	steps, at, err := force(ctx, v.s, "Volumes.Detach", req, index,
+	steps, at, err := force(ctx, v.s, "Volumes.Detach", req, indexOf,
 		func(ctx context.Context, a *Active, call registry.Call, f registry.Force) ([]registry.ReleaseStep, error) {
 			return a.Volumes.DetachVolume(ctx, call, name, node, f)
 		})
@@ -83,7 +83,7 @@ func force(
 	ctx context.Context, s *Server, method string, req interface {
 		request
 		GetForce() *pb.Force
-	}, index createIndex,
+	}, indexOf createIndexFunc,
 	run func(context.Context, *Active, registry.Call, registry.Force) ([]registry.ReleaseStep, error),
 ) (steps []*pb.ReleaseStep, at *pb.Answer, err error) {
 	f := wire.Force(req.GetForce())
@@ -102,7 +102,7 @@ func force(
 		if f.DryRun {
 			return carryOut()
 		}
-		return runRemoval(ctx, a, call, index, carryOut)
+		return runRemoval(ctx, a, call, indexOf, carryOut)
 	})
 	return steps, at, err
 }

@@ -45,7 +45,7 @@ func NewLiterals(dir string, state registry.State, logger hclog.Logger) *Literal
 const keyFile = "key"
 
 // withFiles replaces the literal secrets of the spec by references to files, and calls run with that spec. If run does
-// not record the spec, Run removes the files.
+// not record the spec, (*Literals).Run removes the files.
 func (l *Literals) withFiles(spec registry.VolumeSpec, run func(registry.VolumeSpec) (registry.Volume, error)) (
 	registry.Volume, error,
 ) {

@@ -16,7 +16,7 @@ import (
 	"holdfast/registry"
 )
 
-// request is a mutating request.
+// request is a request with an operation ID. Requests that change nothing may leave the ID empty.
 type request interface {
 	proto.Message
 	GetCall() *pb.Call
@@ -164,7 +164,7 @@ type operations struct {
 	mu       sync.Mutex // guards the fields below; held only briefly
 	inFlight map[registry.OperationID]*operation
 	closed   bool
-	// closed when an operation ends or starts to wait for the end of a pause; nil without a waiter
+	// changed is closed when an operation ends, or starts to wait for the end of a pause. It is nil without a waiter.
 	changed chan struct{}
 }
 

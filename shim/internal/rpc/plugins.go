@@ -115,8 +115,8 @@ func send(
 	return nil
 }
 
-// fingerprints returns the current fingerprint of each plugin and role that has an instance or an expected task. One
-// without an instance is Gone. An empty role or plugin means all.
+// fingerprints returns the current fingerprint of each plugin and role that has an instance or an expected task. The
+// fingerprint is Gone if there is no instance. An empty role or plugin means all.
 func fingerprints(
 	ctx context.Context, a *Active, role, plugin string,
 ) (map[fingerprintKey]registry.PluginFingerprint, registry.Seq, error) {

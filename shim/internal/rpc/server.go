@@ -65,7 +65,7 @@ type Hello struct {
 	Cluster          *config.Cluster // nil: the node shares nothing
 }
 
-// ClusterID returns the ID of the node's cluster; empty: it shares nothing.
+// ClusterID returns the ID of the node's cluster; empty: the node shares nothing.
 func (h *Hello) ClusterID() string {
 	if h.Cluster == nil {
 		return ""

@@ -122,7 +122,7 @@ func groupIndex(v registry.View, name registry.SnapshotName) registry.Seq {
 // remove runs an operation that removes the record of a snapshot.
 func (n *snapshots) remove(
 	ctx context.Context, method string, req request, m *pb.SnapshotName,
-	index func(registry.View, registry.SnapshotName) registry.Seq,
+	indexOf func(registry.View, registry.SnapshotName) registry.Seq,
 	run func(*controller.Snapshots, context.Context, registry.Call, registry.SnapshotName) error,
 ) (*pb.Answer, error) {
 	return do(ctx, n.s, method, req, func(ctx context.Context, a *Active, call registry.Call) error {
@@ -130,7 +130,7 @@ func (n *snapshots) remove(
 		if err != nil {
 			return err
 		}
-		return runRemoval(ctx, a, call, func(v registry.View) registry.Seq { return index(v, name) },
+		return runRemoval(ctx, a, call, func(v registry.View) registry.Seq { return indexOf(v, name) },
 			func() error { return run(a.Snapshots, ctx, call, name) })
 	})
 }

@@ -107,26 +107,26 @@ func withStoredAnswer[T any](
 	}
 }
 
-// createIndex returns the CreateIndex of a record that an operation removes, the last one if it removes several; 0:
-// there is none.
-type createIndex func(registry.View) registry.Seq
+// createIndexFunc returns the CreateIndex of the record that an operation removes; 0: there is none. If the operation
+// removes several records, it returns that of the last one.
+type createIndexFunc func(registry.View) registry.Seq
 
-func volumeIndex(name registry.VolumeName) createIndex {
+func volumeIndex(name registry.VolumeName) createIndexFunc {
 	return func(v registry.View) registry.Seq {
 		volume, _ := v.Volume(name)
 		return volume.CreateIndex
 	}
 }
 
-// runRemoval runs an operation that removes a record, and then stores the answer. Before, it stores which record the
-// operation is to remove. If the shim dies after the removal, a replay does not find that record and succeeds. Without
-// the stored record, the replay would fail like a call for an unknown volume.
-func runRemoval(ctx context.Context, a *Active, call registry.Call, index createIndex, run func() error) error {
+// runRemoval runs an operation that removes a record, and then stores the answer. Before that, it stores the
+// CreateIndex of the record. If the shim dies after the removal, a replay does not find that record and succeeds.
+// Without the stored index, the replay would fail like a call for an unknown volume.
+func runRemoval(ctx context.Context, a *Active, call registry.Call, indexOf createIndexFunc, run func() error) error {
 	var stored registry.Operation
 	var replay bool
 	var created registry.Seq
 	err := a.State.View(ctx, func(v registry.View) error {
-		created = index(v)
+		created = indexOf(v)
 		stored, replay = v.Operation(call.ID)
 		return nil
 	})
@@ -140,7 +140,7 @@ func runRemoval(ctx context.Context, a *Active, call registry.Call, index create
 	if !replay || created == stored.Removes {
 		err = run()
 	}
-	if created > 0 && errors.Is(err, registry.ErrNotFound) && a.gone(ctx, index, created) {
+	if created > 0 && errors.Is(err, registry.ErrNotFound) && a.gone(ctx, indexOf, created) {
 		err = nil // the record was removed in the background while this call waited
 	}
 	if err == nil {
@@ -149,10 +149,10 @@ func runRemoval(ctx context.Context, a *Active, call registry.Call, index create
 	return err
 }
 
-// gone reports whether index does not return created any more: the record with that CreateIndex is gone.
-func (a *Active) gone(ctx context.Context, index createIndex, created registry.Seq) (gone bool) {
+// gone reports whether indexOf does not return created any more: the record with that CreateIndex is gone.
+func (a *Active) gone(ctx context.Context, indexOf createIndexFunc, created registry.Seq) (gone bool) {
 	err := a.State.View(ctx, func(v registry.View) error {
-		gone = index(v) != created
+		gone = indexOf(v) != created
 		return nil
 	})
 	return err == nil && gone
