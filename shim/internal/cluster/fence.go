@@ -66,7 +66,9 @@ func (f *fencer) review(ctx context.Context) (wait time.Duration, err error) {
 	err = f.State.View(ctx, func(v registry.View) error {
 		for _, r := range v.Nodes() {
 			_, alive := v.NodeLease(r.Name)
-			if r.Name == f.State.node || r.Lost() || alive && r.Fencing.By != f.State.node || !alive && f.fence == nil {
+			toFence := !alive && f.fence != nil
+			toUnmark := alive && r.Fencing.By == f.State.node
+			if r.Name == f.State.node || r.Lost() || !toFence && !toUnmark {
 				continue
 			}
 			aliveAgain[r.Name] = alive

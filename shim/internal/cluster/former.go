@@ -225,7 +225,7 @@ func (e *Executors) Repeating(ctx context.Context, plugin registry.PluginID, cal
 		switch {
 		case own.Lease == 0 || own.Lease != e.session.Lease():
 			return registry.Errorf(registry.ErrUnavailable, "node %s has no lease in etcd", e.state.node)
-		case found && late.Failed == call.Failed && slices.Contains(executor.Former, e.state.node):
+		case found && late.Failed == call.Failed && slices.Contains(executor.Former, e.state.node): // unchanged
 		case found || !slices.Contains(executor.Former, e.state.node) ||
 			!slices.ContainsFunc(e.begunCalls(v, executor), call.Same):
 			return registry.Errorf(registry.ErrConflict, "%s of %s is not repeated: its records have changed",

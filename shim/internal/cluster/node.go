@@ -311,7 +311,7 @@ func PluginsOf(instances []registry.Instance) (list []registry.NodePlugin) {
 		case i.Role == registry.RoleController:
 			p.Controller = p.Controller || healthy
 			p.ControllerUnhealthy = !p.Controller
-		case healthy || !p.Node:
+		case healthy || !p.Node: // an unhealthy instance does not replace a healthy one
 			p.Node, p.NodeUnhealthy = healthy, !healthy
 			p.NodeID, p.Topology = i.Fingerprint.NodeID, i.Fingerprint.Topology
 			p.MaxVolumes, p.Capabilities = i.Fingerprint.MaxVolumes, i.Fingerprint.Capabilities

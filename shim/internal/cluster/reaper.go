@@ -74,7 +74,7 @@ func (r *Reaper) due(ctx context.Context) (list []registry.AttachmentKey, err er
 			_, alive := v.NodeLease(node.Name)
 			if node.Lost() && !alive && node.Name != r.State.node && r.clean[node.Name] != node.Epoch {
 				gone[node.Name] = true
-				r.clean[node.Name] = node.Epoch
+				r.clean[node.Name] = node.Epoch // unless something is found below
 			}
 		}
 		if len(gone) == 0 {

@@ -188,7 +188,7 @@ func (s *State) decide(ctx context.Context, decide registry.Decision) (d decisio
 			return err
 		}
 		d.guards = d.reads.guards(d.change, d.since)
-		d.guards.add(guard{key: s.barrier(s.node)}, d.since)
+		d.guards.add(guard{key: s.barrier(s.node)}, d.since) // see Settle
 		d.values, err = valuesOf(v, d.change)
 		return err
 	})
@@ -312,7 +312,7 @@ func (s *State) operations(ctx context.Context, d decision, commit string) (ops 
 	}
 	for key, value := range d.values {
 		var options []clientv3.OpOption
-		// a condition on a range notices a new value, but not that a key is gone
+		// A deleted key gets an empty value, which expires: a condition on a range does not notice a key that is gone.
 		if value == "" || answered[key] {
 			expires := &s.tombstones
 			if value != "" {
@@ -338,6 +338,7 @@ func (s *State) resolve(
 	if len(node.Kvs) == 0 || node.Kvs[0].ModRevision != s.own {
 		return 0, false, s.fencedError()
 	}
+	// wait until the copy has what may be the reason: a change, this commit, or a new barrier
 	for _, kv := range append(log.Kvs, answer.Responses[2].GetResponseRange().Kvs...) {
 		if err := s.copy.wait(ctx, kv.ModRevision); err != nil {
 			return 0, false, err
@@ -401,6 +402,7 @@ func (s *State) await(ctx context.Context, applied <-chan registry.Seq, revision
 		if known {
 			return at, nil
 		}
+		// the copy was loaded anew
 		if err = s.copy.wait(ctx, revision); err == nil {
 			at, err = viewed(ctx, s.local, registry.View.Index)
 		}
