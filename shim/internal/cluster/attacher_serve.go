@@ -9,7 +9,8 @@ import (
 )
 
 // Serve carries out a call of another node's Attacher. It returns an ErrConflict if the call's record is gone or has an
-// answer by the time that Serve holds the volume's lock. A call to provide a volume needs neither lock nor record.
+// answer by the time that Serve holds the volume's lock. It returns an ErrUnsupported if this release does not know the
+// method. A call to provide a volume needs neither lock nor record.
 func (a *Attacher) Serve(ctx context.Context, method string, text []byte) error {
 	var r request
 	if err := json.Unmarshal(text, &r); err != nil {
@@ -40,6 +41,8 @@ func (a *Attacher) Serve(ctx context.Context, method string, text []byte) error 
 		}
 	}
 	switch method {
+	case attachMethod:
+		return a.serveAttach(ctx, r)
 	case detachMethod:
 		return a.Controller.Detach(ctx, intent.Caller{}, r.Volume, r.To.Node)
 	case abandonMethod:
@@ -51,8 +54,14 @@ func (a *Attacher) Serve(ctx context.Context, method string, text []byte) error 
 		_, err := a.Controller.LeaveAlteration(ctx, r.Volume)
 		return err
 	}
+	return registry.Errorf(registry.ErrUnsupported, "the shim of node %s does not know the call %q; update it",
+		a.remote.state.node, method)
+}
+
+// serveAttach attaches a volume for another node.
+func (a *Attacher) serveAttach(ctx context.Context, r request) error {
 	var v registry.Volume
-	err = a.calls.State.View(ctx, func(view registry.View) error {
+	err := a.calls.State.View(ctx, func(view registry.View) error {
 		var found bool
 		if v, found = view.VolumeByKey(r.Volume); !found {
 			return registry.Errorf(registry.ErrNotFound, "volume %s not found", r.Volume)
@@ -62,7 +71,7 @@ func (a *Attacher) Serve(ctx context.Context, method string, text []byte) error 
 	if err != nil {
 		return err
 	}
-	return a.Controller.Attach(ctx, intent.Caller{}, v, r.Usage, r.To) // attachMethod
+	return a.Controller.Attach(ctx, intent.Caller{}, v, r.Usage, r.To)
 }
 
 // settleOther settles the open call of the volume if that call is for another node than the request.

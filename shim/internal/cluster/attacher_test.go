@@ -92,6 +92,21 @@ func TestDryRunNamesWhatTheExecutorDoes(t *testing.T) {
 	}
 }
 
+// TestMethodOfALaterReleaseIsRefused asks an executor for a call that only a later release knows.
+func TestMethodOfALaterReleaseIsRefused(t *testing.T) {
+	s := openStore(t, nil)
+	volume := volumeOf("vol", "vol")
+	call, err := newCall("later", volume.ExecutedBy(), request{Volume: volume.VolumeKey()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	registrytest.Put(t, s, volume, call)
+	a := &Attacher{calls: callsOf(s), remote: &Remote{state: &State{node: "a"}}}
+	if err := a.Serve(t.Context(), call.Method, call.Request); !errors.Is(err, registry.ErrUnsupported) {
+		t.Errorf("%v", err)
+	}
+}
+
 // TestReleaseBeforeTheAttachNeedsNoExecutor gives up an attach that waits for an executor, and detaches the volume: the
 // attach is withdrawn. An attach that an executor has begun is not withdrawn, and the detach waits for an executor.
 func TestReleaseBeforeTheAttachNeedsNoExecutor(t *testing.T) {
