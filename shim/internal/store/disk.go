@@ -35,7 +35,7 @@ func (s *Store) reserve(used int64) error {
 	switch {
 	case outOfSpace(err):
 		return registry.Errorf(registry.ErrExhausted,
-			"%s: the disk is full: %w; volumes can still be released, free some space for anything new", s.path, err)
+			"%s: the disk is full: %w; volumes can still be released; free some space to add anything", s.path, err)
 	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS):
 	case err != nil:
 		return registry.Errorf(registry.ErrExhausted, "allocate space for %s: %w", s.path, err)
