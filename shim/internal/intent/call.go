@@ -11,7 +11,7 @@ import (
 // Caller identifies the host operation that makes CSI calls, and limits their retries.
 type Caller struct {
 	registry.Call           // the host's operation; zero: none
-	RetryUntil    time.Time // neither a try begins nor a wait for a plugin lasts after this time; zero: no limit
+	RetryUntil    time.Time // no try begins and no wait for a plugin continues after this time; zero: no limit
 }
 
 // WaitContext returns a context for waits, which ends at RetryUntil. A call under way has its own deadline instead.
@@ -41,11 +41,11 @@ type Call struct {
 	Renew func(context.Context)
 	// Done is part of the commit that closes the intent after Do returned nil. It may be nil.
 	Done func(registry.View) registry.Change
-	// Then are further decisions for that commit, if no other call follows. They only save a commit: Send does not
-	// return their refusal, so the caller of Send decides again (registry.Ensure).
+	// Then are further decisions for the commit of Done, if this call is the last. They only save a commit: Send does
+	// not return their refusal, so the caller of Send decides again (registry.Ensure).
 	Then []registry.Decision
 	// Failed is part of the commit that closes the intent after the call has certainly failed. clean means that no
-	// earlier try of the call may have had an effect either. Failed may be nil.
+	// earlier try of the call may have had an effect. Failed may be nil.
 	Failed func(view registry.View, err *registry.CallError, clean bool) registry.Change
 	// What is the purpose of the call, for errors, such as "stage volume v1". It may be empty.
 	What string

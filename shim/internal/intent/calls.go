@@ -22,7 +22,7 @@ type Secrets interface {
 	Resolve(context.Context, map[string]registry.Secret) (map[string]registry.SecretValue, error)
 }
 
-// Calls holds what all packages need that make CSI calls for volumes.
+// Calls holds what a package needs to make CSI calls for volumes.
 type Calls struct {
 	Sender
 	Plugins Plugins
@@ -56,9 +56,10 @@ func (c Calls) Await(
 	return inst, fmt.Errorf("node plugin %s: %w", id, err)
 }
 
-// AwaitFor waits as Await does, for a call for one volume. If the plugin has several instances, the call goes to the
-// healthy one at which an open call for the volume may still run, which got a call of a CSI endpoint's client for it,
-// or which serves a mount of the volume. Then AwaitFor does not wait.
+// AwaitFor returns the instance for a call for one volume. If the plugin has several instances, and a healthy one is
+// bound to the volume, AwaitFor returns that one at once: an open call for the volume may still run there, it got a
+// call for the volume from a client of the CSI endpoint, or it serves a mount of the volume. Otherwise AwaitFor waits
+// as Await does.
 func (c Calls) AwaitFor(
 	ctx context.Context, by Caller, role registry.Role, key registry.VolumeKey,
 ) (registry.Instance, error) {
@@ -68,8 +69,7 @@ func (c Calls) AwaitFor(
 	return c.Await(ctx, by, role, key.Plugin)
 }
 
-// boundInstance returns the healthy instance, if any, that gets the calls for the volume in place of the active one:
-// see AwaitFor.
+// boundInstance returns the healthy instance that is bound to the volume as described at AwaitFor, if there is one.
 func (c Calls) boundInstance(
 	ctx context.Context, role registry.Role, key registry.VolumeKey,
 ) (inst registry.Instance, found bool) {
@@ -119,21 +119,22 @@ func (c Calls) FindFor(
 	return c.Plugins.Find(role, key.Plugin)
 }
 
-// Send sends a call as Sender.Send does, to an instance as To does.
+// Send sends a call as Sender.Send does. To chooses the instance for each try.
 func (c Calls) Send(
 	ctx context.Context, by Caller, call Call, do func(context.Context, registry.Instance) error,
 ) error {
 	return c.Sender.Send(ctx, c.To(ctx, by, call, do))
 }
 
-// To returns the call with an instance for each try. Before a try it waits for the instance, as AwaitFor does, and
-// records it. do sends the try to the instance.
+// To returns the call with Select and Do set. Before each try, Select waits for the instance as AwaitFor does, and do
+// then sends the try to that instance.
 func (c Calls) To(
 	ctx context.Context, by Caller, call Call, do func(context.Context, registry.Instance) error,
 ) Call {
 	role, key := RoleOf(call.Intent.RPC), call.Intent.Volume
 	inst, _ := c.FindFor(ctx, role, key)
-	call.Intent.At, call.RetryUntil = inst.TaskKey(), by.RetryUntil
+	call.Intent.At = inst.TaskKey()
+	call.RetryUntil = by.RetryUntil
 	call.Select = func(ctx context.Context) (at registry.TaskKey, err error) {
 		inst, err = c.AwaitFor(ctx, by, role, key)
 		return inst.TaskKey(), err

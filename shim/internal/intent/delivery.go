@@ -29,8 +29,8 @@ type delivery struct {
 	sender registry.NodeName    // this node, if it sends the call as the executor; else empty
 }
 
-// open stores the intent, together with the outcome of the call before. Without a call before, it joins an intent that
-// is stored already.
+// open stores the intent, in the same commit as the outcome of the call before. If there is no call before, open joins
+// the intent if it is stored already.
 func (d *delivery) open(ctx context.Context, before *delivery) error {
 	if before == nil {
 		if joined, err := d.join(ctx); joined || err != nil {
@@ -45,7 +45,7 @@ func (d *delivery) open(ctx context.Context, before *delivery) error {
 		return change, refused
 	})
 	if refused != nil && errors.Is(err, refused) {
-		return refused // the outcome is stored, so without the text that store adds
+		return refused // without the text of store, because the outcome of the call before is stored
 	}
 	return err
 }
@@ -115,7 +115,7 @@ func (d *delivery) executor(view registry.View) (registry.Executor, error) {
 }
 
 // requested returns open with only the fields that a caller of Send sets. If at is zero, the caller does not know the
-// instance, and At is zero too.
+// instance, and the result has no At.
 func requested(open registry.Intent, at registry.TaskKey) registry.Intent {
 	if at != (registry.TaskKey{}) {
 		at = open.At
@@ -138,7 +138,7 @@ func (d *delivery) prepared(view registry.View) bool {
 	})
 }
 
-// retry sends the call until it is done.
+// retry sends the call until it is done or given up.
 func (d *delivery) retry(ctx context.Context) error {
 	answers := map[string]int{} // how often each code was answered
 	for {
@@ -189,7 +189,7 @@ func (d *delivery) send(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if at != d.Intent.At || len(WithSender(d.Intent.Senders, d.sender)) > len(d.Intent.Senders) {
+	if at != d.Intent.At || d.sender != "" && !slices.Contains(d.Intent.Senders, d.sender) {
 		if err := d.storeTry(ctx, at); err != nil {
 			return err
 		}
@@ -202,7 +202,7 @@ func (d *delivery) send(ctx context.Context) (err error) {
 	})
 }
 
-// storeTry stores the task and the sender of the next try, in the intent and then in d.Intent.
+// storeTry stores the task and the sender of the next try in the open intent, and then in d.Intent.
 func (d *delivery) storeTry(ctx context.Context, at registry.TaskKey) error {
 	next := d.Intent
 	next.At = at
@@ -280,8 +280,8 @@ func (d *delivery) isOpen(view registry.View) bool {
 
 // errClosed returns the error of a call whose intent another operation has closed.
 func (d *delivery) errClosed() error {
-	return registry.Errorf(registry.ErrConflict, "%s of %s was running when its record was closed, as by a "+
-		"deregistration: the call is not sent again, and what it may have done is not recorded",
+	return registry.Errorf(registry.ErrConflict, "%s of %s was running when its record was closed, for "+
+		"example by a deregistration: the call is not sent again, and what it may have done is not recorded",
 		d.Intent.RPC, d.Intent.Name)
 }
 
@@ -307,7 +307,7 @@ func (d *delivery) endedChange(view registry.View, failed bool) registry.Change 
 }
 
 // giveUp stores the last error and returns it with advice. It closes the intent of a failed call. The intent of an
-// uncertain call stays open; nothing is stored for it if the shim releases the state, because the next shim repeats it.
+// uncertain call stays open. If the shim releases the state, the next shim repeats that call, so nothing is stored.
 func (d *delivery) giveUp(ctx context.Context, err *registry.CallError) error {
 	var storeErr error
 	err.Attempt = d.Intent.Attempt
@@ -344,8 +344,8 @@ type advisedError struct {
 func (e advisedError) Error() string { return e.CallError.Error() + "; " + e.advice }
 func (e advisedError) Unwrap() error { return e.CallError }
 
-// keepOpen stores the last error of a call whose intent stays open, and when the next try is. If the error shows that
-// the call has ended at the plugin, this node is no longer among the senders.
+// keepOpen stores the last error of a call whose intent stays open, and the time of the next try. If the error shows
+// that the call has ended at the plugin, keepOpen removes this node from the senders.
 func (d *delivery) keepOpen(ctx context.Context, err *registry.CallError, next time.Time) error {
 	events := d.failureEvents(err)
 	d.Intent.Outcome, d.Intent.Code, d.Intent.Detail, d.Intent.Next = err.Outcome, err.Code, err.Detail, next

@@ -7,5 +7,5 @@
 // is done, failed or uncertain. It is uncertain without an answer, after an answer that does not say whether the call
 // took effect, and after its context has ended. The intent of an uncertain call stays open.
 //
-// Marks that Call.Before sets to sent stay so when the call fails, so that whatever was sent is undone.
+// Marks that Call.Before sets to sent stay sent if the call fails, so that the call is undone later.
 package intent

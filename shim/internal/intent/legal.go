@@ -55,13 +55,14 @@ func WithoutSender(senders []registry.NodeName, executor registry.NodeName) []re
 	return slices.DeleteFunc(slices.Clone(senders), func(n registry.NodeName) bool { return n == executor })
 }
 
-// EndsCall reports whether a plugin that has answered with an error does not run the call any more, whatever its
+// EndsCall reports whether the error shows that the plugin runs no try of the call any more. The call may have had an
 // effect.
 func EndsCall(err *registry.CallError) bool {
 	return Answers(err.Code) && err.Code != "ABORTED" && !RejectsCall(err.Code)
 }
 
-// MayRun reports whether a call probably still runs at its plugin: it has no answer, or the answer was ABORTED.
+// MayRun reports whether a call probably still runs at its plugin: its outcome is pending, or the last answer was
+// ABORTED.
 func MayRun(open registry.Intent) bool {
 	return open.Outcome == registry.OutcomePending || open.Code == "ABORTED"
 }
@@ -82,7 +83,8 @@ func Describe(open registry.Intent) string {
 	if open.Node != "" {
 		s += fmt.Sprintf(" for node %s", open.Node)
 	}
-	s += fmt.Sprintf(" has no certain answer since %s (attempt %d", open.Since.UTC().Format(time.RFC3339), open.Attempt)
+	s += fmt.Sprintf(" has had no certain answer since %s (attempt %d", open.Since.UTC().Format(time.RFC3339),
+		open.Attempt)
 	if open.Detail != "" {
 		s += ", " + strings.TrimPrefix(open.Code+": "+open.Detail, ": ")
 	}
@@ -127,8 +129,8 @@ func RoleOf(rpc registry.RPC) registry.Role {
 	return registry.RoleController
 }
 
-// Answers reports whether a code is certainly the plugin's own answer. Other codes may be of a call that never reached
-// the plugin.
+// Answers reports whether a code is certainly the plugin's own answer. gRPC sets the other codes too, also for a call
+// that never reached the plugin.
 func Answers(code string) bool {
 	switch code {
 	case "", "CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE":

@@ -21,8 +21,8 @@ type Locks struct {
 	locks map[Key]*lock
 }
 
-// Key identifies a lock: a registry.VolumeKey, a registry.VolumeName or a registry.TaskKey. Keys of different types
-// never share a lock.
+// Key identifies a lock, for example a registry.VolumeKey, a registry.VolumeName or a registry.TaskKey. Keys of
+// different types never share a lock.
 type Key fmt.Stringer
 
 type lock struct {
@@ -134,7 +134,8 @@ func (l *Locks) join(k Key, yields bool) *lock {
 		lk = &lock{token: make(chan struct{}, 1)}
 		l.locks[k] = lk
 	}
-	if lk.users++; !yields {
+	lk.users++
+	if !yields {
 		lk.locking++
 		if lk.yield != nil {
 			lk.yield(ErrYielded)

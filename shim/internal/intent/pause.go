@@ -86,7 +86,7 @@ func (p *Pause) Wait(ctx context.Context, op registry.OperationID) error {
 }
 
 // DrainTime is the Sender.Drain of an active shim. When the shim releases the state, a call may still run until this
-// long after its start. A short one thus completes, and the next shim need not repeat it.
+// long after its start. A short call thus completes, and the next shim need not repeat it.
 const DrainTime = 10 * time.Millisecond
 
 // ErrReleased is the cause, or part of the cause, of a context that ends because its shim releases the state.

@@ -68,7 +68,7 @@ func Advice(rpc registry.RPC, code string) string {
 	return PolicyOf(rpc).Row(code).Advice
 }
 
-// Waits returns what an open call blocks, and what an operator can do about it.
+// Waits returns the wait that an open call causes, with advice for an operator.
 func Waits(open registry.Intent) registry.Wait {
 	w, policy := open.Waits(), PolicyOf(open.RPC)
 	w.Advice = policy.Row(open.Code).Advice
@@ -76,7 +76,7 @@ func Waits(open registry.Intent) registry.Wait {
 		w.Code, w.Detail = "", "" // the shim has cancelled the call, so the code is no answer of the plugin
 	}
 	if w.Code == "" && w.Detail == "" {
-		w.Advice = fmt.Sprintf("the plugin has not answered yet; it has %.0f minutes, and is asked again then",
+		w.Advice = fmt.Sprintf("the plugin has not answered yet; it has %.0f minutes, and is then asked again",
 			policy.Deadline.Minutes())
 	}
 	return w
@@ -115,7 +115,7 @@ var common = map[string]Row{
 		"the plugin refuses the request as it is: change the volume, or what the job asks of it"),
 	"NOT_FOUND": failed(few, "the plugin does not know the volume: see whether it still exists there"),
 	"ALREADY_EXISTS": failed(1,
-		"the plugin has the volume in use in another way: use it alike, or end the other use"),
+		"the plugin has the volume in use in another way: use it in the same way, or end the other use"),
 	"PERMISSION_DENIED":   failed(1, "the plugin, or the volume's secrets, lack the right to do this: grant it"),
 	"FAILED_PRECONDITION": failed(1, "the plugin refuses until something else is done: do what it asks for"),
 	"OUT_OF_RANGE":        failed(1, "the plugin cannot make that size: ask for another"),
@@ -139,9 +139,9 @@ var Policies = map[registry.RPC]Policy{
 	// A user waits for the call, and a different request may succeed.
 	registry.CreateVolumeRPC: policy(5*time.Minute, slow, map[string]Row{
 		"RESOURCE_EXHAUSTED": uncertain(few,
-			"the plugin's storage has no room for it: make some, or ask for less, or elsewhere"),
+			"the plugin's storage has no room for the volume: make room, or ask for less or for another place"),
 		"NOT_FOUND": failed(1,
-			"the plugin does not know what this one is to be made of: see whether it exists there"),
+			"the plugin does not know the source of the volume: see whether the source exists there"),
 		"ALREADY_EXISTS": failed(1,
 			"the plugin has another volume of that name: choose another name, or ask for the same"),
 		// The plugin has probably made the volume, and would answer a retry in the same way. The record stays, so that
@@ -189,8 +189,8 @@ var Policies = map[registry.RPC]Policy{
 			"the volume is attached elsewhere: wait until it is released there, or release it"),
 	}),
 	registry.ControllerUnpublishRPC: policy(2*time.Minute, slow, map[string]Row{
-		"NOT_FOUND": failed(1, "the plugin does not know the volume, or the node, and does not say that it is "+
-			"detached: see there whether it is"),
+		"NOT_FOUND": failed(1, "the plugin does not know the volume or the node, and does not say that the "+
+			"volume is detached: see there whether it is"),
 	}),
 	registry.NodeStageRPC:     policy(5*time.Minute, quick, nil), // may make a file system
 	registry.NodeUnstageRPC:   policy(2*time.Minute, quick, unmountRows()),
@@ -199,13 +199,15 @@ var Policies = map[registry.RPC]Policy{
 	registry.ControllerExpandRPC: policy(2*time.Minute, slow, alterRows(map[string]Row{
 		"FAILED_PRECONDITION": failed(few,
 			"the plugin does not expand the volume while it is used: end its jobs, and expand it then"),
-		"OUT_OF_RANGE":       failed(1, "the plugin cannot make the volume so large: ask for another size"),
-		"RESOURCE_EXHAUSTED": failed(few, "the plugin's storage has no room for it: make some, or ask for less"),
+		"OUT_OF_RANGE": failed(1, "the plugin cannot make the volume so large: ask for another size"),
+		"RESOURCE_EXHAUSTED": failed(few,
+			"the plugin's storage has no room for the larger volume: make room, or ask for less"),
 	})),
 	registry.ControllerModifyRPC: policy(2*time.Minute, slow, alterRows(map[string]Row{
 		"INVALID_ARGUMENT": failed(1,
 			"the plugin refuses the parameters: see its documentation for names and values"),
-		"RESOURCE_EXHAUSTED": failed(few, "the plugin's storage has no room for it: make some, or ask for less"),
+		"RESOURCE_EXHAUSTED": failed(few,
+			"the plugin's storage has no room for the change: make room, or ask for less"),
 	})),
 	registry.NodeExpandRPC: policy(2*time.Minute, quick, alterRows(map[string]Row{
 		"FAILED_PRECONDITION": failed(1,

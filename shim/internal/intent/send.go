@@ -12,7 +12,7 @@ import (
 	"holdfast/registry"
 )
 
-// Grace bounds two things after the caller of a call is gone: storing the outcome, and Call.Renew.
+// Grace bounds storing the outcome of a call, which continues after its caller is gone. It also bounds Call.Renew.
 const Grace = 5 * time.Second
 
 // Sender sends CSI calls that change something.
@@ -32,8 +32,8 @@ type Sender struct {
 	Late *registry.LateCall
 }
 
-// OpenCall returns the open call that must have an outcome before next is sent, unless next repeats or undoes it. A
-// call that attaches a volume to one node does not wait for calls on another node, and the reverse.
+// OpenCall returns the open call that must have an outcome before next is sent, unless next repeats or undoes it. Calls
+// on this node, and calls that attach the volume to another node or detach it there, do not wait for each other.
 func (s Sender) OpenCall(v registry.View, next registry.Intent) (registry.Intent, bool) {
 	elsewhere := func(id registry.NodeID) bool {
 		at, found := v.Attachment(registry.AttachmentKey{Volume: next.Volume, Node: s.Node})
@@ -107,7 +107,7 @@ func (s Sender) Send(ctx context.Context, calls ...Call) (err error) {
 }
 
 // deliver sends one call until it is done. If there is a call before it, deliver opens the intent in the commit that
-// stores the outcome of that call. It leaves its own outcome to be stored.
+// stores the outcome of that call. The caller of deliver stores the outcome of d.
 func (s Sender) deliver(ctx context.Context, c Call, before *delivery) (d *delivery, err error) {
 	ctx, end := s.startSpan(ctx, c.Intent)
 	defer func() { end(err) }()
@@ -192,8 +192,8 @@ func (s Sender) Repeat(
 	return err
 }
 
-// startSpan begins the span of a call. A call without a waiting caller begins a new trace, for example one that was
-// open when this shim became active. Both traces have the same operation as an attribute.
+// startSpan begins the span of a call. A call without a waiting caller, such as one that was open when this shim became
+// active, begins a new trace. Its attribute Operation is that of the caller's trace.
 func (s Sender) startSpan(ctx context.Context, i registry.Intent) (_ context.Context, end func(error)) {
 	if s.Traces == nil {
 		return ctx, func(error) {}
