@@ -45,8 +45,8 @@ func Check(u registry.Usage) error {
 	return nil
 }
 
-// Compatible returns the reason why claims a and b of one volume exclude each other; empty: they do not. The order of
-// the claims does not matter.
+// Compatible returns the reason why claims a and b of one volume exclude each other, or an empty string if they do not.
+// The order of the claims does not matter.
 func Compatible(a, b registry.Claim) string {
 	r, sameNode := rules[a.Usage.Access], a.Node == b.Node
 	switch {
@@ -65,13 +65,13 @@ func Compatible(a, b registry.Claim) string {
 	case sameNode && a.Usage.Staging() != b.Usage.Staging():
 		return "on one node, the file system type, mount flags and mount group of all users are the same"
 	case ownershipsDiffer(a.Usage, b.Usage):
-		return "mount_options of all users that write set one owner, group and mode if one sets them recursively"
+		return "all users that write set the same owner, group and mode in mount_options if one sets them recursively"
 	}
 	return ""
 }
 
-// ownershipsDiffer reports whether both usages write and set an owner, group or mode of the files, not the same, and at
-// least one of them recursively. One of them would change what the other has set.
+// ownershipsDiffer reports whether both usages write, both set the owner, group or mode of the files, but to different
+// values, and at least one sets them recursively. One of them would change what the other has set.
 func ownershipsDiffer(a, b registry.Usage) bool {
 	x, y := a.Ownership, b.Ownership
 	recursive := x.Recursive || y.Recursive

@@ -27,7 +27,7 @@ func (m *Controller) Attach(
 		return nil
 	}
 	if v.Unattached && at.State == registry.MarkNone && !m.controllerHealthy(v.Plugin) {
-		return nil
+		return nil // do not wait for a controller that does not attach volumes
 	}
 	inst, err := m.controllerOf(ctx, v.Plugin, AwaitsAttacher(v, at))
 	if err != nil {
@@ -108,7 +108,8 @@ func attachChange(
 	node, _ := view.Node(to.Node)
 	switch {
 	case node.Lost():
-		return registry.Change{}, registry.Errorf(registry.ErrUnavailable, "no volume is attached there: %s", node)
+		return registry.Change{}, registry.Errorf(registry.ErrUnavailable,
+			"no volume is attached to a lost node: %s", node)
 	case !slices.ContainsFunc(view.Claims(v.VolumeKey()), func(c registry.Claim) bool { return c.Node == to.Node }):
 		return registry.Change{}, registry.Errorf(registry.ErrConflict,
 			"volume %s has no claim of node %s; only claimed volumes are attached", v.VolumeName(), to.Node)
@@ -127,7 +128,7 @@ func attachChange(
 }
 
 // Detach detaches the volume from a node. It does nothing if the volume is not attached, or if the node is this one and
-// has the volume staged or published. then is the field Then of the call.
+// has the volume staged or published. then becomes intent.Call.Then.
 func (m *Controller) Detach(
 	ctx context.Context, by intent.Caller, key registry.VolumeKey, node registry.NodeName, then ...registry.Decision,
 ) error {
@@ -274,8 +275,8 @@ func (m *Controller) controllerHealthy(id registry.PluginID) bool {
 	return found && inst.Health.State == registry.Healthy
 }
 
-// AwaitsAttacher reports whether Attach must wait for a controller of the plugin. The volume has an attachment, or a
-// controller created it and did not say that it attaches nothing.
+// AwaitsAttacher reports whether Attach must wait for a controller of the plugin: the volume has an attachment, or was
+// created by a controller that attaches volumes.
 func AwaitsAttacher(v registry.Volume, at registry.Attachment) bool {
 	return at.State != registry.MarkNone || v.Created && !v.Unattached
 }

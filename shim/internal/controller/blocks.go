@@ -25,9 +25,9 @@ const blocksIdle = 10 * time.Minute
 
 var errBlocksIdle = registry.Errorf(registry.ErrUnavailable, "the plugin has sent no block for %v", blocksIdle)
 
-// Blocks calls receive with the allocated blocks of a snapshot, in order, or with those that differ from a base. If a
-// call to the plugin is cut off, another one continues after the last range. Blocks gives up after blocksIdle without a
-// block. An error of receive ends the list and is returned.
+// Blocks calls receive with the allocated blocks of a snapshot, in order. With a base, it calls receive only with the
+// blocks that differ from the base. If a call to the plugin is cut off, another one continues after the last range.
+// Blocks gives up after blocksIdle without a block. An error of receive ends the list and is returned.
 func (s *Snapshots) Blocks(ctx context.Context, q registry.BlockQuery, receive func(registry.Blocks) error) error {
 	snap, base, err := s.comparedSnapshots(ctx, q)
 	if err != nil {

@@ -32,8 +32,8 @@ func NewClaims(state registry.State, plugins intent.Plugins, now func() time.Tim
 // Claim grants the claim and returns it as stored. Options that the usage leaves empty come from the volume. Repeating
 // a claim returns the stored one. ErrConflict names the holders of the volume, or the state in which it cannot be used.
 // ErrUnsupported means that the volume cannot be used on the node. ErrExhausted means that the node has its maximum of
-// volumes. Topology and maximum are checked only if the node plugin is known. The decisions before are part of the same
-// commit, ahead of the claim.
+// volumes. Topology and maximum are checked only if the node plugin is known. The decisions in before are part of the
+// same commit, ahead of the claim.
 func (l *Claims) Claim(ctx context.Context, c registry.Claim, before ...registry.Decision) (registry.Claim, error) {
 	if node, known := l.plugins.Find(registry.RoleNode, c.Volume.Plugin); known && node.Fingerprint.MaxVolumes > 0 {
 		select {
@@ -220,8 +220,8 @@ func (r *refusals) checkCompatible(claims []registry.Claim) {
 // SettleClaims does nothing, because on a single node the outcome of each commit is known.
 func (l *Claims) SettleClaims(context.Context) error { return nil }
 
-// Unclaim releases the claim and reports whether it existed. last means that the node has unpublished the volume for
-// the claim, and has unstaged it if this is its last claim. Without last, another claim of the node must remain.
+// Unclaim releases the claim and reports whether it existed. Unless last is set, another claim of the node must remain.
+// A caller that sets last has unpublished the volume for the claim, and has unstaged it if no other claim remains.
 // ErrConflict means that the volume is still attached, or that no other claim remains.
 func (l *Claims) Unclaim(ctx context.Context, key registry.ClaimKey, last bool) (existed bool, err error) {
 	_, err = l.state.Commit(ctx, func(view registry.View) (registry.Change, error) {

@@ -131,7 +131,7 @@ func (m *Controller) volume(ctx context.Context, name registry.VolumeName) (v re
 }
 
 // confirmedVolume returns the volume of that name if check accepts it; nil accepts all. A refusal is confirmed
-// (registry.Confirm), so that a call may follow at once on the success of one at another node.
+// (registry.Confirm), so that a call sees the effect of an earlier one at another node.
 func (m *Controller) confirmedVolume(
 	ctx context.Context, name registry.VolumeName, check func(registry.Volume) error,
 ) (v registry.Volume, err error) {
@@ -160,7 +160,7 @@ func (m *Controller) event(kind registry.EventKind, v registry.Volume, detail st
 }
 
 // checkUnused returns an ErrConflict that names the users if the volume is in use. local lists the uses on this node
-// (Node.Uses). Attachments of except do not count as uses.
+// (Node.Uses). The attachments in except do not count as uses.
 func checkUnused(
 	view registry.View, v registry.Volume, local []string, what string, except ...registry.Attachment,
 ) error {

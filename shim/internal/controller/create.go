@@ -23,7 +23,7 @@ func (m *Controller) Create(
 	return m.createFor(ctx, call, spec, registry.Origin{})
 }
 
-// createFor is Create for a create block of a job, which from names; zero: there is none.
+// createFor is Create for the create block of a job that from names. If from is zero, there is no such block.
 func (m *Controller) createFor(
 	ctx context.Context, call registry.Call, spec registry.VolumeSpec, from registry.Origin,
 ) (registry.Volume, error) {
@@ -134,7 +134,7 @@ func (m *Controller) stored(ctx context.Context, spec registry.VolumeSpec) (v re
 }
 
 // storedLike returns the stored volume with the name of want; zero: there is none. If want does not describe that
-// volume, storedLike returns an error.
+// volume, or if it is being deleted, storedLike returns an error.
 func storedLike(view registry.View, want registry.Volume) (registry.Volume, error) {
 	v, found := view.Volume(want.VolumeName())
 	if v.State == registry.VolumeReady && contains(v.Mutable, want.Mutable) {
@@ -179,8 +179,8 @@ func differingFields(v, want registry.Volume) string {
 	return strings.Join(slices.Compact(fields), ", ")
 }
 
-// matches reports whether want describes v. The size may be the original one. If v was expanded, or if want asks for
-// more than the original size, any size that v has now is right too. Plugins round sizes up.
+// matches reports whether want describes v. want may have the original size. If v was expanded, or if want asks for
+// more than the original size, it is enough that the present size of v fulfils want: plugins round sizes up.
 func matches(v, want registry.Volume) bool {
 	if specHash(v) == specHash(want) {
 		return true
@@ -241,7 +241,7 @@ func (m *Controller) create(ctx context.Context, call registry.Call, spec regist
 					Detail: clash.Error()})
 			}
 			made.State, made.Failure = registry.VolumeReady, registry.Failure{}
-			var forget []registry.Key // the record of a deregistered volume whose id the plugin has given again
+			var forget []registry.Key // the record of a deregistered volume that had the same id
 			if old, found := view.Deregistered(made.VolumeKey()); found {
 				forget = []registry.Key{old.Key()}
 			}
@@ -377,7 +377,7 @@ func createRequest(inst registry.Instance, s registry.Volume) csi.CreateRequest 
 }
 
 // createChange returns the change that stores the record of a new volume. It refuses a name that another volume of the
-// plugin has, because a plugin answers two requests with one name with the same volume.
+// plugin has, because a plugin returns the same volume for two requests with the same name.
 func createChange(view registry.View, v registry.Volume) (registry.Change, error) {
 	old, err := storedLike(view, v)
 	if err != nil {

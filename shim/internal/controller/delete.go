@@ -152,7 +152,7 @@ func (m *Controller) sendDelete(
 			}
 		},
 		Failed: func(view registry.View, err *registry.CallError, clean bool) registry.Change {
-			if !clean && err.Code != "FAILED_PRECONDITION" { // that code means that the volume exists
+			if !clean && err.Code != "FAILED_PRECONDITION" { // only this code shows that the volume still exists
 				return registry.Change{} // the volume may be gone: Run repeats the call
 			}
 			return m.deletionRefusedChange(view, v.VolumeName(), err)
@@ -179,7 +179,7 @@ func (m *Controller) deletionRefusedChange(
 	}
 	v.State = registry.VolumeReady
 	if v.Failure != (registry.Failure{}) {
-		v.State = registry.VolumeUncertain
+		v.State = registry.VolumeUncertain // as before the deletion
 	}
 	return registry.Change{
 		Put:    []registry.Record{v},

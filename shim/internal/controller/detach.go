@@ -131,15 +131,15 @@ func (m *Controller) abandoned(at registry.Attachment, why string) registry.Even
 	}
 }
 
-// DetachVolume takes down attachments of a volume that is not in use: of one node, or of all nodes if node is empty.
+// DetachVolume takes down the attachment of an unused volume to one node, or all its attachments if node is empty.
 // For another node, this node has no evidence that the volume is unmounted there. So the host has to fence that node
 // first (Fence), or f.Confirm has to be the ID of the volume. With the confirmation, a detach that fails is skipped.
 // ErrNotFound: there is no such attachment. ErrConflict names the users. ErrDenied says what may be lost without a
 // fence or a confirmation.
 //
-// Either all attachments are refused, or all are recorded as Detaching, some at a time. From then on Run continues
-// after an uncertain outcome, and without the caller. Before each try Run fences another node again, because the node
-// may have come back.
+// Either all attachments are refused, or all are recorded as Detaching, in batches. From then on Run continues if an
+// outcome is uncertain or the caller is gone. Before each try Run fences another node again, because the node may have
+// come back.
 func (m *Controller) DetachVolume(
 	ctx context.Context, call registry.Call, name registry.VolumeName, node registry.NodeName, f registry.Force,
 ) (steps []registry.ReleaseStep, err error) {
@@ -302,12 +302,10 @@ func (m *Controller) takeDown(
 			"meanwhile it was used again, or another detach failed (see holdfast events)", at.Name, at.Node)
 	}
 	used, err := m.checkDetachable(ctx, at)
-	switch {
-	case used:
+	if used {
 		return errors.Join(err, m.keepAttached(ctx, k))
-	case err != nil:
-		return err
-	case !fenced:
+	}
+	if err == nil && !fenced {
 		err = m.fence(ctx, at, at.Detaching.Confirmed)
 	}
 	if err != nil {
@@ -378,8 +376,8 @@ func (m *Controller) detaching(
 	return list, err
 }
 
-// fence makes sure that another node does not use the volume of its attachment any more. No record says that the node
-// was fenced, because it may come back.
+// fence makes sure that the node of an attachment, if it is another node, does not use the volume any more. If the host
+// cannot fence, a confirmation is enough. No record says that the node was fenced, because it may come back.
 func (m *Controller) fence(ctx context.Context, at registry.Attachment, confirmed bool) error {
 	if !m.ofOtherNode(at) {
 		return nil

@@ -18,16 +18,17 @@
 //	multi-node-single-writer    many      many   one
 //	multi-node-multi-writer     many      many   many
 //
-// All claims of a volume have the same access mode and the same attachment mode. A plugin attaches and stages a volume
-// for one capability, and writes to a block device damage a file system that is mounted from it. On one node, all
-// options of the staging mount are equal too; read-only may differ. single-node-writer and single-node-reader-only
-// admit one claim: the spec says "published once". multi-node-single-writer counts claims, not nodes.
+// All claims of a volume have the same access mode, because a plugin attaches and stages a volume for one capability.
+// They have the same attachment mode, because writes to a block device damage a file system that is mounted from it. On
+// one node, all options of the staging mount are equal too; read-only may differ. single-node-writer and
+// single-node-reader-only admit one claim: the spec says "published once". multi-node-single-writer counts claims, not
+// nodes.
 //
 // A claim is never released while its volume is mounted for it. The last claim of a node is never released while the
 // volume is staged or attached there.
 //
-// An expansion has two halves. The commit that stores the controller's answer records the pending half of the node
-// (Node). A plugin may have either half or both.
+// An expansion has two halves: the controller's and the node's. The commit that stores the controller's answer also
+// records that the half of the node is pending (Expansion.Node). A plugin may have either half or both.
 //
 // Optional calls and fields are sent only if the plugin declares them. Detach uses the node id that Attach recorded. An
 // empty id would detach all nodes, so it is never sent. Answers are checked before they are stored.

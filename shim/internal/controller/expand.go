@@ -65,7 +65,7 @@ func (m *Controller) expandable(ctx context.Context, name registry.VolumeName) (
 	})
 }
 
-// largeEnough reports whether the volume already has the requested size, and whether this node has expanded it too. It
+// largeEnough reports whether the volume already has the requested size and this node has nothing left to expand. It
 // returns an error if the volume would have to shrink.
 func (m *Controller) largeEnough(
 	ctx context.Context, v registry.Volume, want registry.CapacityRange,
@@ -251,7 +251,8 @@ func (m *Controller) expandController(
 		return err
 	}
 	before := v.Expansion
-	if request.Usage = before.Usage; !before.Open() {
+	request.Usage = before.Usage
+	if !before.Open() {
 		if request.Usage, err = m.usage(ctx, v); err != nil {
 			return err
 		}
@@ -339,8 +340,7 @@ func (m *Controller) expandChange(
 	return registry.Change{Put: []registry.Record{now}}, nil
 }
 
-// expandedChange returns the change that stores the controller's result and, in the same commit, the pending work of
-// the node.
+// expandedChange returns the change that stores the controller's result and the pending work of the node.
 func (m *Controller) expandedChange(
 	view registry.View, name registry.VolumeName, want registry.CapacityRange, answer csi.Expanded,
 ) registry.Change {
@@ -360,8 +360,7 @@ func (m *Controller) expandedChange(
 		Events: []registry.Event{m.event(registry.EventVolumeExpanded, v, detail)}}
 }
 
-// resized returns v with the size and the node work from the controller's answer. A recorded refusal for the current
-// mount stays.
+// resized returns v with the size and the pending work of the node from the controller's answer.
 func (m *Controller) resized(v registry.Volume, answer csi.Expanded) registry.Volume {
 	v.Capacity = max(v.Capacity, answer.Capacity)
 	if answer.NodeExpansionRequired {

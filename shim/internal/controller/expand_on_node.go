@@ -51,8 +51,8 @@ func (m *Controller) growOnNode(ctx context.Context, by intent.Caller, key regis
 	return m.NodeExpanded(ctx, key, done)
 }
 
-// NodeExpanded records in the volume the result of its expansion on a node. The node has stored that result already, so
-// NodeExpanded is idempotent.
+// NodeExpanded records in the volume the result of its expansion on a node. It is idempotent, because the node has
+// stored the result already and may report it again.
 func (m *Controller) NodeExpanded(ctx context.Context, key registry.VolumeKey, n registry.NodeExpansion) error {
 	_, err := registry.Ensure(ctx, m.State, func(view registry.View) (registry.Change, error) {
 		v, known := view.VolumeByKey(key)

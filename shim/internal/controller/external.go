@@ -9,7 +9,7 @@ import (
 	"holdfast/shim/internal/csi"
 )
 
-// External lists the volumes at a plugin (CSI ListVolumes). For those with a record it has the volume's name too.
+// External lists the volumes at a plugin (CSI ListVolumes). The volumes with a record have their name too.
 func (m *Controller) External(ctx context.Context, id registry.PluginID) (list []registry.PluginVolume, err error) {
 	inst, err := m.lister(ctx, id)
 	if err != nil {
@@ -39,14 +39,14 @@ func (m *Controller) External(ctx context.Context, id registry.PluginID) (list [
 	return list, nil
 }
 
-// eachExternal calls each for the plugin's volumes. Before it begins to read the list, and before it reads it again
-// from the start, it calls again. An error of each ends the list.
+// eachExternal calls each for the plugin's volumes. It calls begin whenever it reads the list from the start, which may
+// be more than once. An error of each ends the list.
 func (m *Controller) eachExternal(
-	ctx context.Context, inst registry.Instance, again func(), each func(csi.Entry) error,
+	ctx context.Context, inst registry.Instance, begin func(), each func(csi.Entry) error,
 ) error {
 	err := csi.ReadPages(func(token string) (string, error) {
 		if token == "" {
-			again()
+			begin()
 		}
 		page, err := m.driver.ListVolumes(ctx, inst.InstanceKey, token)
 		if err != nil {
@@ -93,9 +93,9 @@ func pluginVolume(id registry.PluginID, e csi.Entry, name registry.VolumeName) r
 }
 
 // Adopt makes a record of a volume that exists at its plugin. The plugin describes the volume: its context, its size
-// and where it is accessible. The spec has all other fields, and those that the plugin leaves out. It must not
-// contradict the plugin. As for Register, the controller confirms the capabilities. Repeating the same spec returns the
-// existing volume.
+// and where it is accessible. The spec has all other fields, and those that the plugin leaves out. The spec must
+// not contradict the plugin. As for Register, the controller confirms the capabilities. Repeating the same spec returns
+// the existing volume.
 func (m *Controller) Adopt(ctx context.Context, spec registry.VolumeSpec) (v registry.Volume, err error) {
 	name := spec.VolumeName()
 	defer func() {
@@ -116,7 +116,7 @@ func (m *Controller) Adopt(ctx context.Context, spec registry.VolumeSpec) (v reg
 	defer unlock()
 	like := spec
 	if v, err := m.volume(ctx, name); err == nil && spec.Context == nil {
-		like.Context = v.Context
+		like.Context = v.Context // as the plugin described it
 	}
 	known, err := m.stored(ctx, like)
 	if err != nil || known.State != "" {

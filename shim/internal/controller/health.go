@@ -40,10 +40,10 @@ func NewHealth(calls intent.Calls, driver HealthDriver, suspended *csi.Suspensio
 
 // Times of Health.Run.
 const (
-	firstHealth = 2 * time.Second // before the first round, because a new shim has other work first
-	healthEvery = 5 * time.Minute // pause between two rounds
-	healthLimit = 10 * time.Second
-	listLimit   = time.Minute // bounds the calls for all pages
+	firstHealth = 2 * time.Second  // before the first round, because a new shim has other work first
+	healthEvery = 5 * time.Minute  // pause between two rounds
+	healthLimit = 10 * time.Second // bounds the call for one volume
+	listLimit   = time.Minute      // bounds the calls for all pages
 )
 
 // Run asks the plugins that report the health of volumes, until ctx ends. It asks all plugins at once, each with one
@@ -80,7 +80,7 @@ func (h *Health) check(ctx context.Context) error {
 		}
 		all.Go(func() {
 			if err := h.ask(ctx, inst, volumes); err != nil && ctx.Err() == nil {
-				h.logger.Warn("a plugin does not say how its volumes are", "plugin", id,
+				h.logger.Warn("a plugin has not reported the health of its volumes", "plugin", id,
 					"again_in", healthEvery.String(), "error", err)
 				// A suspension that cannot be written stays in memory.
 				_ = h.suspended.SuspendFailed(ctx, h.State, inst, err, h.Now())
@@ -123,14 +123,17 @@ func (h *Health) ask(ctx context.Context, inst registry.Instance, volumes []regi
 	perVolume := rpc // the call for a volume that the list lacks
 	switch rpc {
 	case registry.ListHealthRPC:
-		err, perVolume = h.list(ctx, inst, h.driver.ListHealth, listed), registry.ControllerHealthRPC
+		perVolume = registry.ControllerHealthRPC
+		err = h.list(ctx, inst, h.driver.ListHealth, listed)
 	case registry.ListVolumesRPC:
-		err, perVolume = h.list(ctx, inst, h.driver.ListConditions, listed), ""
+		perVolume = ""
+		err = h.list(ctx, inst, h.driver.ListConditions, listed)
 	}
 	if err != nil {
 		return err
 	}
-	// A sick volume that the list lacks is healthy again, unless the plugin has a call for one volume.
+	// A sick volume counts as healthy again if its plugin no longer reports health. If the plugin has no call for one
+	// volume, that also holds if the list lacks the volume.
 	recovers := rpc == "" || rpc == registry.ListHealthRPC && !inst.Fingerprint.Has(registry.ControllerHealth)
 	if h.suspends(perVolume, inst) {
 		perVolume = ""
@@ -191,7 +194,7 @@ func (h *Health) list(
 	})
 }
 
-// askOne asks about one volume and records the answer. If another call for the volume needs the lock, askOne ends.
+// askOne asks about one volume and records the answer. If another operation needs the volume, askOne gives up.
 func (h *Health) askOne(
 	ctx context.Context, inst registry.Instance, rpc registry.RPC, key registry.VolumeKey,
 ) error {
@@ -200,7 +203,7 @@ func (h *Health) askOne(
 	}
 	ctx, cancel := context.WithTimeout(ctx, healthLimit)
 	defer cancel()
-	asking, unlock, err := h.Locks.LockYielding(ctx, key, "a question after its health")
+	asking, unlock, err := h.Locks.LockYielding(ctx, key, "a question about its health")
 	if err != nil {
 		return err
 	}

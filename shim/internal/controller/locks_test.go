@@ -56,7 +56,7 @@ func TestVolumeUnderWayIsNeitherForgottenNorRegistered(t *testing.T) {
 			context.DeadlineExceeded, "its deletion is under way")
 		err := d.Controller.Deregister(t.Context(), name)
 		wantErr(t, "forgotten while it is being deleted", err,
-			registry.ErrConflict, "DeleteVolume of data has no certain answer")
+			registry.ErrConflict, "DeleteVolume of data has had no certain answer")
 		if err := <-deleted; err != nil || len(d.made) > 0 {
 			t.Errorf("%v, %v", err, d.made)
 		}

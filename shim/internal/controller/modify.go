@@ -16,8 +16,8 @@ import (
 // Modify changes mutable parameters of a volume (CSI ControllerModifyVolume). Parameters of the volume that are not in
 // the argument stay as they are. If all have the new values already, Modify sends nothing.
 //
-// If an earlier modification has no certain outcome, Modify also sends its parameters, except those with other values
-// now. So a success makes the values of all parameters known.
+// If an earlier modification has no certain outcome, Modify also sends its parameters, except those that the
+// argument sets. So a success makes the values of all parameters known.
 func (m *Controller) Modify(
 	ctx context.Context, call registry.Call, name registry.VolumeName, parameters map[string]string,
 ) (v registry.Volume, err error) {

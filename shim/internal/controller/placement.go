@@ -32,8 +32,8 @@ func (m *Controller) checkRequired(at registry.Instance, s registry.VolumeSpec) 
 }
 
 // checkLimit adds a reason if the node has its maximum of volumes of the plugin (max_volumes_per_node; 0: no limit),
-// and this volume is not yet among them. It reads the claims aside, so that claims of other nodes are no condition of
-// the commit. Claim makes the claims of this node for the plugin wait for each other instead.
+// and this volume is not yet among them. It reads the claims through View.Aside, so that claims of other nodes are no
+// condition of the commit. Instead, Claim takes the claims of this node for the plugin one at a time.
 func (r *refusals) checkLimit(view registry.View, node registry.Instance, planned []registry.Claim, here bool) {
 	limit := node.Fingerprint.MaxVolumes
 	if limit == 0 {

@@ -11,8 +11,8 @@ import (
 )
 
 // Provide returns the volume of a create block. If the volume does not exist, Provide creates it, after it has
-// completed the deletion of an earlier one. A ready volume is returned as it is, as is a volume of another origin that
-// is not ready, which Claim refuses. ErrConflict: the volume belongs to another plugin.
+// completed the deletion of an earlier one. It returns a ready volume as it is. It also returns a volume of another
+// origin as it is; Claim refuses it if it is not ready. ErrConflict: the volume belongs to another plugin.
 func (m *Controller) Provide(
 	ctx context.Context, call registry.Call, spec registry.VolumeSpec, from registry.Origin,
 ) (registry.Volume, error) {
@@ -54,8 +54,8 @@ func (m *Controller) FeasibleCreate(view registry.View, s registry.VolumeSpec) [
 	return reasons
 }
 
-// Discard has Run delete the volume of an alloc that has ended. It does so only if the create block made the volume and
-// no claim of the volume exists. It returns once the deletion is recorded.
+// Discard records that Run is to delete the volume of an alloc that has ended. It does so only if the create block made
+// the volume and no claim of the volume exists.
 func (m *Controller) Discard(
 	ctx context.Context, name registry.VolumeName, from registry.Origin, alloc registry.AllocID,
 ) error {
@@ -69,7 +69,8 @@ func (m *Controller) Discard(
 		if !found || v.Origin != from || v.DeleteWith != "" || v.External != "" && len(view.Claims(v.VolumeKey())) > 0 {
 			return change, nil
 		}
-		if v.DeleteWith = alloc; v.State == registry.VolumeReady {
+		v.DeleteWith = alloc
+		if v.State == registry.VolumeReady {
 			v.State = registry.VolumeDeleting
 		}
 		change.Put = []registry.Record{v}

@@ -175,7 +175,7 @@ const busyWait = time.Second
 
 var errBusy = errors.New("the operation has not ended yet")
 
-// busyError returns the error why the volume cannot be deregistered, with the open calls.
+// busyError returns the error of a deregistration that would have to wait. It names the open calls of the volume.
 func (m *Controller) busyError(ctx context.Context, name registry.VolumeName, why error) error {
 	open := ""
 	err := m.State.View(ctx, func(view registry.View) error {

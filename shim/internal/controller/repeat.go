@@ -23,7 +23,7 @@ func OpenCallsAt(view registry.View, plugin registry.PluginID, node registry.Nod
 	return list
 }
 
-// withNode returns the late call as one of a node.
+// withNode returns the late call with its field Node set.
 func withNode(node registry.NodeName, late registry.LateCall) registry.LateCall {
 	late.Node = node
 	return late
@@ -76,7 +76,7 @@ func (m *Controller) checkNotRegistered(ctx context.Context, v registry.Volume) 
 	return m.State.View(ctx, func(view registry.View) error {
 		if now, found := view.VolumeByKey(v.VolumeKey()); found && now.State != registry.VolumeDeleting {
 			return registry.Errorf(registry.ErrConflict,
-				"DeleteVolume of %s is not repeated: it was registered since as %s",
+				"DeleteVolume of %s is not repeated: it has since been registered as %s",
 				v.VolumeName(), now.VolumeName())
 		}
 		return nil

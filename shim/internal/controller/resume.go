@@ -32,12 +32,12 @@ func (m *Controller) resume(ctx context.Context, name registry.VolumeName, first
 	for try := uint64(1); intent.Sleep(ctx, wait); try++ {
 		wait = resumeBackoff.Delay(try, rand.Float64())
 		over, err := m.tryVolume(ctx, name, wait)
-		detached, failed := m.resumeDetach(ctx, name) // an open expansion has to end before
+		detached, detachErr := m.resumeDetach(ctx, name) // an open expansion has to end before a detach
 		if over && detached || ctx.Err() != nil {
 			return
 		}
 		m.logger.Warn("an operation on a volume is not finished yet", "volume", name.String(),
-			"again_in", wait.String(), "error", errors.Join(err, failed))
+			"again_in", wait.String(), "error", errors.Join(err, detachErr))
 	}
 }
 

@@ -74,8 +74,8 @@ func isForeign(group registry.VolumeSnapshot, one csi.Snapshot) bool {
 
 // keepIDs keeps the ids of an answer that cannot be used, so that the snapshot or group snapshot can be deleted. It
 // keeps the ids of an earlier answer if there are any. If another record has one of the new ids, it keeps none of them.
-func keepIDs(view registry.View, snap *registry.VolumeSnapshot, answered string, members []csi.Snapshot) {
-	id, err := registry.ParseExternalID(answered)
+func keepIDs(view registry.View, snap *registry.VolumeSnapshot, reported string, members []csi.Snapshot) {
+	id, err := registry.ParseExternalID(reported)
 	if err != nil || snap.External != "" {
 		return
 	}
@@ -200,12 +200,13 @@ func keepsState(rpc registry.RPC, snap registry.VolumeSnapshot, failure *registr
 	switch {
 	case failure.Code == "OK": // the answer cannot be used
 		return false
-	case rpc != policyRPC(rpc):
+	case rpc != policyRPC(rpc): // GetSnapshot or GetVolumeGroupSnapshot
 		return failure.Code != "NOT_FOUND"
 	case failure.Outcome != registry.OutcomeFailed, snap.State == registry.SnapshotProcessing:
 		return true
 	}
-	return intent.RejectsCall(failure.Code) && snap.ModifyIndex != snap.CreateIndex
+	earlier := snap.ModifyIndex != snap.CreateIndex // an earlier call may have taken the snapshot
+	return earlier && intent.RejectsCall(failure.Code)
 }
 
 // successEvents returns the events of a success.
@@ -263,7 +264,8 @@ func (s *Snapshots) store(
 		return &next, err
 	}
 	return &next, errors.Join(err, s.commit(ctx, was, func(now registry.VolumeSnapshot) registry.Change {
-		if next.Senders = now.Senders; ended {
+		next.Senders = now.Senders
+		if ended {
 			next.Senders = intent.WithoutSender(now.Senders, s.volumes.Sender.Node)
 		}
 		return registry.Change{Put: []registry.Record{next}, Events: events}

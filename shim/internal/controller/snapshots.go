@@ -192,8 +192,8 @@ func checkNames(view registry.View, snap registry.VolumeSnapshot) error {
 	return nil
 }
 
-// checkSameSpec returns nil if old matches spec and is ready, or can become ready. If the spec has no secrets, those of
-// the record count.
+// checkSameSpec returns nil if old matches spec and is ready, or can become ready. Secrets need to match only if the
+// spec has any.
 func checkSameSpec(view registry.View, old registry.VolumeSnapshot, spec registry.SnapshotSpec) error {
 	name := nameOf(spec)
 	switch {
@@ -297,9 +297,9 @@ func withoutExternalID(err error) error {
 // beginDeletion stores that the snapshot is to be deleted. fresh is the index of that commit; 0: the deletion had begun
 // before, or the snapshot is gone.
 func (s *Snapshots) beginDeletion(ctx context.Context, ref snapshotRef) (fresh registry.Seq, err error) {
-	isNew := false
+	begins := false
 	at, err := registry.Ensure(ctx, s.volumes.State, func(view registry.View) (_ registry.Change, err error) {
-		isNew = false
+		begins = false
 		snap, found := ref.find(view)
 		switch {
 		case !found || snap.State == registry.SnapshotDeleting:
@@ -323,13 +323,13 @@ func (s *Snapshots) beginDeletion(ctx context.Context, ref snapshotRef) (fresh r
 			return registry.Change{}, registry.Errorf(registry.ErrUnavailable, "%s",
 				registry.MayRunAt(at, changingRPC(snap)))
 		}
-		isNew = true
+		begins = true
 		snap.Before, snap.State = snap.State, registry.SnapshotDeleting
 		snap.Senders = nil
 		snap.Senders, err = s.senders(view, snap)
 		return registry.Change{Put: []registry.Record{snap}}, err
 	})
-	if err != nil || !isNew {
+	if err != nil || !begins {
 		return 0, err
 	}
 	return at, nil

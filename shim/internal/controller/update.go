@@ -19,7 +19,7 @@ import (
 // change cannot be made, none is made, and the error has all problems. Mutable parameters change last: if the plugin
 // refuses them, the error names what has changed. dryRun returns the changes, and makes no change or call.
 //
-// A mutable parameter that the file does not have stays as it is, because CSI removes none.
+// A mutable parameter that the file does not have stays as it is, because CSI cannot remove one.
 func (m *Controller) Update(
 	ctx context.Context, call registry.Call, spec registry.VolumeSpec, dryRun bool,
 ) (done registry.VolumeUpdate, err error) {
