@@ -192,6 +192,9 @@ func (o object) String() string { return fmt.Sprintf("%s %q of plugin %s", o.fie
 // keys returns the lock keys of the objects in the request. A call that lists has none: its ABORTED means an invalid
 // token.
 func (c call) keys() (keys []intent.Key) {
+	if c.rpc == registry.ListSnapshotsRPC {
+		return nil // it names a volume only to select the volume's snapshots
+	}
 	for _, field := range []protoreflect.Name{"name", "snapshot_id", "group_snapshot_id"} {
 		if value := text(c.request, field); value != "" && c.effect() != effectRead {
 			keys = append(keys, object{c.plugin, field, value})

@@ -627,12 +627,21 @@ func TestRepeatedCallWaitsForItsEarlierTry(t *testing.T) {
 
 // For a list, ABORTED means an invalid token, and is always passed on.
 func TestInvalidTokenIsPassedOn(t *testing.T) {
-	e := newEnv(t)
-	e.Since, e.repeated = time.Now(), true
-	e.reply(&registry.CallError{Code: "ABORTED", Outcome: registry.OutcomeFailed})
-	err := e.call(t.Context(), "Controller/ListVolumes", &csi.ListVolumesRequest{StartingToken: "x"})
-	if status.Code(Status(err)) != codes.Aborted || len(e.sent) != 1 {
-		t.Errorf("%v, sent %q", err, e.sent)
+	for method, request := range map[string]proto.Message{
+		"Controller/ListVolumes":   &csi.ListVolumesRequest{StartingToken: "x"},
+		"Controller/ListSnapshots": &csi.ListSnapshotsRequest{StartingToken: "x", SourceVolumeId: volume},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			e := newEnv(t)
+			e.Since, e.repeated = time.Now(), true
+			e.reply(&registry.CallError{Code: "ABORTED", Outcome: registry.OutcomeFailed})
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			err := e.call(ctx, method, request)
+			if status.Code(Status(err)) != codes.Aborted || len(e.sent) != 1 {
+				t.Errorf("%s: %v, sent %d times", method, err, len(e.sent))
+			}
+		})
 	}
 }
 
