@@ -21,8 +21,8 @@ import (
 // version of this shim.
 const version = "0.1.0"
 
-// gcPercent is the value of GOGC. A shim has a live heap of few megabytes, which Go's default would collect many times
-// a second, beside plugins and tasks that need the processors. With 100 plugins and 1000 volumes a shim takes 64 to
+// gcPercent is the value of GOGC. A shim has a live heap of a few megabytes. With Go's default, it would be collected
+// many times a second, and plugins and tasks need the processors. With 100 plugins and 1000 volumes a shim takes 64 to
 // 77 MB.
 const gcPercent = 400
 
@@ -56,7 +56,7 @@ func main() {
 		bootstrap.ServeOptions{Logger: log, Run: shim.Run, Server: shim.ServerOptions()})
 	traces.Stop()
 	if err != nil {
-		log.Error("the shim ends", "error", err) // go-plugin has put a pipe of its own in place of os.Stderr
+		log.Error("the shim ends", "error", err) // not to os.Stderr, which go-plugin has replaced by its own pipe
 		log.Flush(time.Second)
 		os.Exit(1)
 	}

@@ -22,7 +22,7 @@ const (
 	exitNotExamined = 2 // of -doctor: the state could not be examined or repaired
 )
 
-// offlineFlags select a command on the state of a node on which no shim runs, and its options.
+// offlineFlags are the flags of the commands for a node on which no shim runs.
 type offlineFlags struct {
 	check  string
 	doctor bool
@@ -37,19 +37,19 @@ type offlineFlags struct {
 }
 
 func (f *offlineFlags) declare() {
-	flag.StringVar(&f.check, "check", "", "look at a state file, say what is wrong with it, and exit")
+	flag.StringVar(&f.check, "check", "", "check a state file, print what is wrong with it, and exit")
 	flag.BoolVar(&f.doctor, "doctor", false,
-		"compare a state with this machine while no shim runs, print JSON, and exit: 0 it is well, 1 it is not or was "+
-			"not all examined, 2 it cannot be said")
+		"compare a state with this machine while no shim runs, print JSON, and exit: 0 if nothing is wrong, 1 if "+
+			"something is wrong or was not examined, 2 if the state could not be examined or repaired")
 	flag.StringVar(&f.state, "state", "", "of -doctor, -migrate and -leave: the state directory")
 	flag.StringVar(&f.runs, "run", "", "of -doctor: the directory of sockets (default the usual one)")
-	flag.BoolVar(&f.repair, "repair", false, "of -doctor: put right what needs no plugin")
-	flag.StringVar(&f.digest, "digest", "", "of -repair: the plan to carry out; none other is (default whatever it is)")
+	flag.BoolVar(&f.repair, "repair", false, "of -doctor: repair what needs no plugin")
+	flag.StringVar(&f.digest, "digest", "", "of -repair: the digest of the plan to carry out (default any plan)")
 	flag.Bool("json", true, "of -doctor: print JSON, which it always does")
 	flag.StringVar(&f.migrate, "migrate", "", "move the volumes of -state into the cluster that standard input "+
 		"describes, as node NAME, and exit")
-	flag.StringVar(&f.leave, "leave", "", "have node NAME, whose state is -state, leave the cluster that standard "+
-		"input describes, and exit")
+	flag.StringVar(&f.leave, "leave", "", "remove node NAME, whose state is -state, from the cluster that "+
+		"standard input describes, and exit")
 	flag.BoolVar(&f.lost, "lost", false,
 		"of -leave: the cluster is gone for good, so nothing is read from standard input")
 	flag.StringVar(&f.confirm, "confirm", "", "of -lost: the ID of the cluster")
@@ -111,8 +111,8 @@ func (f *offlineFlags) runDoctor(ctx context.Context, offline lifecycle.Offline)
 	return exitOK, err
 }
 
-// runMigrate moves the state into the cluster that standard input describes. It prints two JSON objects: before it
-// moves anything the secrets that other nodes will need, and then the number of records moved.
+// runMigrate moves the state into the cluster that standard input describes. It prints two JSON objects: first
+// the secrets that other nodes will need, before it moves anything, and then the number of records moved.
 func (f *offlineFlags) runMigrate(ctx context.Context, offline lifecycle.Offline) (int, error) {
 	cluster, err := io.ReadAll(os.Stdin)
 	if err != nil {

@@ -26,7 +26,7 @@ const poll = time.Millisecond
 func (p *program) do(f fault.Fault, req any) error {
 	switch f.Do {
 	case "hang":
-		for { // select {} would be found to be a deadlock where nothing else runs yet
+		for { // with select {}, Go would report a deadlock if no other goroutine runs yet
 			time.Sleep(time.Hour)
 		}
 	case "exit":
@@ -59,7 +59,7 @@ func (p *program) do(f fault.Fault, req any) error {
 	return nil
 }
 
-// must ends the process if a fault cannot be executed: else a test would see a good shim.
+// must ends the process if a fault cannot be executed. Otherwise a test would run with a good shim.
 func must(err error) {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "faulty: the fault has failed:", err)
@@ -72,8 +72,8 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// freeze stops the process. The signal goes to this thread, which therefore executes no further instruction. Any thread
-// would take a signal to the process, at any time.
+// freeze stops the process. It sends the signal to this thread, which therefore executes no further instruction. If it
+// were sent to the process, any thread could take it, at any time.
 func freeze() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

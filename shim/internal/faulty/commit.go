@@ -28,8 +28,8 @@ func (p *program) commit(point lifecycle.CommitPoint, c registry.Change) {
 	_ = p.at(c, func(f fault.Fault) bool { return f.At == name && f.After == after })
 }
 
-// killAt, which is called for one commit at a time, traces a point of a commit, and ends the process if it is the
-// wanted one.
+// killAt appends the point of a commit and its writes to the trace, and ends the process if it is the wanted point and
+// commit. The caller holds program.commits.
 func killAt(f fault.Fault, c registry.Change) {
 	writes := describe(c)
 	if len(writes) == 0 {
@@ -61,7 +61,7 @@ func killAt(f fault.Fault, c registry.Change) {
 	time.Sleep(time.Hour)
 }
 
-// describe returns what a change writes, sorted: +BUCKET or -BUCKET, and the fields that say how far the record is.
+// describe returns the writes of a change, sorted: +BUCKET or -BUCKET, and the fields with the progress of the record.
 // Nodes, leases and the progress of the copy are left out, because they are written at any time.
 func describe(c registry.Change) (writes []string) {
 	for _, r := range c.Put {

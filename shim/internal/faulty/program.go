@@ -17,7 +17,7 @@ type program struct {
 	host   int // the parent process
 	faults []fault.Fault
 
-	commits sync.Mutex // held at a point of a commit
+	commits sync.Mutex // held while the faults of a commit are executed
 
 	mu   sync.Mutex // guards left
 	left []int      // how often each fault may still be executed, if that is limited

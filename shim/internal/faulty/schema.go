@@ -9,8 +9,8 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// setSchema writes into a copy of the state that only shims of a schema can read it. The record has a valid checksum,
-// as package store writes it.
+// setSchema marks a copy of the state as readable only by shims of the schema. The record has a valid checksum, as
+// package store writes it.
 func setSchema(file string, number int) error {
 	db, err := bbolt.Open(file, 0o600, nil)
 	if err != nil {
