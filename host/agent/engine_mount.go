@@ -195,7 +195,7 @@ func (a *Agent) MountForEngine(
 			return
 		}
 		if err := a.takeBackEngineMount(context.WithoutCancel(ctx), s, r); err != nil {
-			a.log.Warn("a mount that its engine did not wait for stays", "volume", r.Volume, "error", err)
+			a.log.Warn("cannot take back a mount that its engine did not wait for", "volume", r.Volume, "error", err)
 		}
 	}, nil
 }
@@ -335,7 +335,7 @@ func (a *Agent) CheckEnginePlugin(ctx context.Context, s Lister, plugin host.Plu
 			"plugin healthy", plugin, engine, engine)
 	case len(list.Tasks)+len(list.Instances) == 0 && !a.runsPlugin("", plugin):
 		return registry.Errorf(registry.ErrUnavailable, "plugin %q is not running; start its job with holdfast job "+
-			"run, or see holdfast plugin status for those that run", plugin)
+			"run, or see holdfast plugin status for running plugins", plugin)
 	}
 	return nil
 }
@@ -443,7 +443,7 @@ func (a *Agent) UnmountForEngine(
 			return
 		}
 		if err := a.takeBackEngineMount(context.WithoutCancel(ctx), s, r); err != nil {
-			a.log.Warn("a mount that Podman has given up stays", "volume", r.Volume, "error", err)
+			a.log.Warn("cannot take back a mount that Podman has given up", "volume", r.Volume, "error", err)
 		}
 	}, nil
 }

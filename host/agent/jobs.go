@@ -217,7 +217,7 @@ func (a *Agent) checkNoVolumeHeld(ctx context.Context, job *JobRecord, s Lister)
 	for _, g := range job.Job.Groups {
 		plugins = append(plugins, pluginsOf(g)...)
 	}
-	return a.checkHolders(ctx, plugins, s, "which cannot be released without the plugin",
+	return a.checkHolders(ctx, plugins, s, "the volume cannot be released without the plugin",
 		func(_ host.VolumeStatus, h registry.Holder) bool {
 			r := a.record(h.Claim.Alloc)
 			return r == nil || r.Job != job.Job.ID
@@ -262,7 +262,7 @@ func (a *Agent) checkMountsSurvive(ctx context.Context, job *JobRecord, s Lister
 			plugins = append(plugins, r.Plugins()...)
 		}
 	}
-	return a.checkHolders(ctx, plugins, s, "which could lose its mount, because the change stops a task of the plugin",
+	return a.checkHolders(ctx, plugins, s, "its mount could die, because the change stops a task of the plugin",
 		func(v host.VolumeStatus, h registry.Holder) bool {
 			r := a.record(h.Claim.Alloc)
 			return (r == nil || !ends(r)) && (h.Publish != "" || v.Staging.State != "")
@@ -284,7 +284,7 @@ func (a *Agent) checkHolders(ctx context.Context, plugins []host.PluginID, s Lis
 			for _, h := range v.Holders {
 				if a.otherNode(h.Claim) == "" && matters(v, h) {
 					return registry.Errorf(registry.ErrConflict,
-						"%s holds volume %s of plugin %q, %s; stop it first, or use --force",
+						"%s holds volume %s of plugin %q: %s; stop that alloc first, or use --force",
 						a.describeAlloc(h.Claim.Alloc), v.VolumeName(), plugin, consequence)
 				}
 			}

@@ -22,7 +22,7 @@ func (a *Agent) followLostVolumes(ctx context.Context, s Volumes) {
 		return nil
 	})
 	if ctx.Err() == nil {
-		a.log.Error("stopped receiving events of the shim; allocs that lose their volumes go on", "error", err)
+		a.log.Error("stopped receiving events of the shim; allocs that lose their volumes keep running", "error", err)
 	}
 }
 

@@ -70,7 +70,7 @@ func (a *Agent) StopAlloc(ctx context.Context, id host.AllocID, s Lister, force 
 	}
 	if !force {
 		err := a.checkHolders(ctx, r.Plugins(), s,
-			"which cannot be released without this alloc (holdfast plugin roll replaces it)",
+			"the volume cannot be released without this alloc (holdfast plugin roll replaces the alloc)",
 			func(_ host.VolumeStatus, h registry.Holder) bool { return h.Claim.Alloc != id })
 		if err != nil {
 			return err

@@ -336,7 +336,7 @@ func (a *Agent) lostJobs(all []*lostAlloc) map[string]*JobRecord {
 			out[job.Job.ID] = &job
 		}
 	}
-	for id, job := range out {
+	for id, job := range out { // a record in the ledger may be newer, but only the copy may know of a stop
 		if known := a.jobs[id]; known != nil && known.Version >= job.Version {
 			stopped := known.Stopped || known.Version == job.Version && job.Stopped
 			*job = *known
