@@ -150,7 +150,7 @@ var capabilityUses = map[string]capabilityUse{
 	"controller.LIST_VOLUME_HEALTH": {"unhealthy volumes are listed every five minutes",
 		"TestListOfUnhealthyVolumesIsReadToItsEnd", false},
 	"controller.GET_VOLUME_HEALTH": {"the health of volumes is requested one by one if the plugin has no list",
-		"TestUnhealthyVolumeIsToldUnasked", false},
+		"TestHealthChangesAreRecordedAtIntervals", false},
 	"node.STAGE_UNSTAGE_VOLUME":     {"volumes are staged", "TestHistories", false},
 	"node.GET_VOLUME_STATS":         {"volume status shows the usage", "TestStatsOfEveryAnswer", false},
 	"node.EXPAND_VOLUME":            {"file systems are expanded on the node", "TestExpandedWhileUsed", false},
@@ -158,9 +158,9 @@ var capabilityUses = map[string]capabilityUse{
 	"node.VOLUME_MOUNT_GROUP": {"the plugin sets the group; without it, Holdfast does",
 		"TestGroupIsSetByAPluginThatCan", false},
 	"node.GET_VOLUME_HEALTH": {"the health of volumes in use is requested every minute",
-		"TestUnhealthyVolumeIsToldUnasked", false},
+		"TestHealthChangesAreRecordedAtIntervals", false},
 	"node.GET_STORAGE_HEALTH": {"the health of the storage is requested every minute",
-		"TestUnhealthyVolumeIsToldUnasked", false},
+		"TestHealthChangesAreRecordedAtIntervals", false},
 }
 
 const (

@@ -43,7 +43,7 @@ var rpcUses = map[string]rpcUse{
 		"TestSnapshotsOfAPluginAreListedToTheirEnd", ""},
 	"GetSnapshot":                {"CreateSnapshot", "snapshot create", "TestSnapshotIsCreatedOnceItIsReady", ""},
 	"ControllerExpandVolume":     {"ExpandVolume", "volume expand", "TestHistories", ""},
-	"ControllerGetVolume":        {"Volumes", "volume status", "TestUnhealthyVolumeIsToldUnasked", ""},
+	"ControllerGetVolume":        {"Volumes", "volume status", "TestHealthChangesAreRecordedAtIntervals", ""},
 	"ControllerModifyVolume":     {"ModifyVolume", "volume modify", "TestModificationOfEachOutcome", ""},
 	"ControllerGetVolumeHealth":  {"Volumes", "volume status", "TestListOfUnhealthyVolumesIsReadToItsEnd", ""},
 	"ControllerListVolumeHealth": {"Volumes", "volume status", "TestListOfUnhealthyVolumesIsReadToItsEnd", ""},
@@ -67,8 +67,8 @@ var rpcUses = map[string]rpcUse{
 	"NodeExpandVolume":     {"ExpandVolume", "volume expand", "TestExpandedWhileUnused", ""},
 	"NodeGetCapabilities":  {"Fingerprints", "plugin status", "TestDescribeReturnsAFingerprintPerRole", ""},
 	"NodeGetInfo":          {"Fingerprints", "plugin status", "TestDescribeReturnsAFingerprintPerRole", ""},
-	"NodeGetVolumeHealth":  {"Volumes", "volume status", "TestUnhealthyVolumeIsToldUnasked", ""},
-	"NodeGetStorageHealth": {"Plugins", "plugin status", "TestUnhealthyVolumeIsToldUnasked", ""},
+	"NodeGetVolumeHealth":  {"Volumes", "volume status", "TestHealthChangesAreRecordedAtIntervals", ""},
+	"NodeGetStorageHealth": {"Plugins", "plugin status", "TestHealthChangesAreRecordedAtIntervals", ""},
 }
 
 // docs/csi.md has each RPC, capability and field of the specification, with methods and tests that exist.

@@ -47,7 +47,7 @@ func (p *process) listen(after uint64) (received []uint64, over bool, err error)
 
 // Watchers with cursors of all ages resume after each release of the state. Each of them gets each event once,
 // including events from before the serving shim. The error that ends a stream says that another shim serves.
-func TestWatchersGoOnInThePast(t *testing.T) {
+func TestWatchersResumeFromOldCursors(t *testing.T) {
 	p := newProcess(t)
 	l := dirs(t)
 	p.activate(l)

@@ -227,7 +227,7 @@ func TestQuiescedShimGoesOn(t *testing.T) {
 	_, err := p.Quiesce(t.Context(), 0)
 	must(t, err)
 	must(t, p.Activate(t.Context(), rpc.Handover{}))
-	must(t, p.Activate(t.Context(), rpc.Handover{Resume: true})) // is true already
+	must(t, p.Activate(t.Context(), rpc.Handover{Resume: true})) // the shim is active already
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := p.Quiesce(ctx, 0); !errors.Is(err, context.Canceled) {

@@ -338,7 +338,7 @@ func listing(t *testing.T, dir string) (names []string) {
 }
 
 // A running shim examines and repairs. At its start it has only reported its findings and unmounted nothing.
-func TestARunningShimIsADoctor(t *testing.T) {
+func TestRunningShimExaminesAndRepairs(t *testing.T) {
 	l := shared(t)
 	writeState(t, l.Database())
 	tmpfs(t, staged(l, "free"))

@@ -579,7 +579,7 @@ func (n *env) empty() {
 	noErr(n.t, errOf(n.shim.allocs.Sync(n.shim.ctx, nil)))
 	for range 24 {
 		n.deleteSnapshots()
-		time.Sleep(n.untilNextLook())
+		time.Sleep(n.retryTime())
 		select {
 		case <-n.plugin.Load().ended: // the plugin died in ListVolumes
 			n.startPlugin()
@@ -608,9 +608,9 @@ func (n *env) deleteSnapshots() {
 	}
 }
 
-// untilNextLook returns an hour, in which every automatic retry is made. If releases wait for a person, it returns
-// less, because each retry costs the test time.
-func (n *env) untilNextLook() time.Duration {
+// retryTime returns an hour, in which every automatic retry is made. If releases wait for a person, it returns less,
+// because each retry costs the test time.
+func (n *env) retryTime() time.Duration {
 	if len(n.machine.unknown()) > 0 {
 		return 10 * time.Minute
 	}

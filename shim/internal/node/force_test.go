@@ -63,8 +63,8 @@ func (n *env) checkNothingLeft() {
 	n.endShim()
 }
 
-// A release by force needs a confirmation and leaves mounts in use alone. Then it takes down all that the plugin has
-// left, and its events name the calls that it skips.
+// A release by force needs a confirmation, and fails while a mount is in use. Otherwise it takes down all that the
+// plugin has left, and its events name the calls that it skips.
 func TestForceReleaseTakesDownWhatAGonePluginLeft(t *testing.T) {
 	inGone(t, []registry.AllocID{"a1"}, withPart, func(t *testing.T, n *env) {
 		ctx := n.shim.ctx
@@ -184,7 +184,7 @@ func TestForceReleaseEndsOtherCalls(t *testing.T) {
 	})
 }
 
-// An alloc that its host has lost has not ended: its volume is not deleted, also after a release by force.
+// An alloc that its host has lost has not ended: its volume is not deleted, even by a release by force.
 func TestForceReleaseKeepsTheVolumeOfALostAlloc(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newEnv(t, creates+stages)

@@ -64,10 +64,10 @@ func (n *env) reports(rpc string, c csifake.Condition) {
 	}
 }
 
-// A plugin that reports health is asked at intervals, by its best call. The node plugin is asked about the volumes in
-// use and its storage, the controller about all volumes. A change is recorded with one event, also over restarts of the
-// shim. A status that this build does not know is ignored.
-func TestUnhealthyVolumeIsToldUnasked(t *testing.T) {
+// A plugin that reports health is asked at intervals, by the best call that it has. The node plugin is asked about the
+// volumes in use and its storage, the controller about all volumes. A change is recorded with one event, even if the
+// shim is restarted. A status that this build does not know is ignored.
+func TestHealthChangesAreRecordedAtIntervals(t *testing.T) {
 	sick := func(message string) csifake.Condition { return csifake.Condition{Abnormal: true, Message: message} }
 	lost := csifake.Condition{Abnormal: true, Status: "DATA_LOSS", Reason: "DiskFailed", Message: "disk 3"}
 	later := csifake.Condition{Abnormal: true, Status: "99", Reason: "Later"}
@@ -133,7 +133,7 @@ func TestUnhealthyVolumeIsToldUnasked(t *testing.T) {
 
 // The plugin is not asked if it declares no conditions or no statistics, if it is unhealthy, or if it died of such a
 // call. A volume with an open call is skipped.
-func TestHealthIsNotAskedForAtAPrice(t *testing.T) {
+func TestPluginIsAskedForHealthOnlyIfItCanAnswer(t *testing.T) {
 	for what, c := range map[string]struct {
 		caps  string
 		rpc   string

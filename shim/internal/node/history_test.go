@@ -68,7 +68,7 @@ type history struct {
 	*env
 	random *rand.Rand
 	rolls  int   // number of rolls of the plugin
-	size   int64 // bytes that volumes were asked to have, more than at first
+	size   int64 // how much larger than at first volumes were asked to be, in bytes
 }
 
 // rolls counts the rolls of the plugin in the result of runHistory.

@@ -18,9 +18,8 @@ import (
 	"holdfast/registry"
 )
 
-// machine has the mount table and the directories of the node, in memory. Mounted is what the plugin has staged and
-// published, except lost mounts, and stray mounts and parts besides. A change shows late, counted from when the path is
-// first looked at. It implements Machine.
+// machine implements Machine in memory. Its mount table has what the plugin has staged and published, without lost
+// mounts and with stray mounts and parts. Mounted reports a change only late after the first look at the path.
 type machine struct {
 	t       *testing.T
 	storage *csifake.Backend
@@ -80,7 +79,7 @@ func (m *machine) SetOwnership(_ context.Context, _ string, o registry.Ownership
 	return registry.OwnershipSet, nil
 }
 
-// Inspect reports each published path as a block device. Published asks only about those of block devices.
+// Inspect reports each mount as a block device: findPublished asks only about paths of block devices.
 func (m *machine) Inspect(_ context.Context, paths ...string) (map[string]mount.Info, error) {
 	found := map[string]mount.Info{}
 	for _, path := range paths {

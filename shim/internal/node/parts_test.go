@@ -115,7 +115,7 @@ func TestPartFollowsItsVolume(t *testing.T) {
 }
 
 // Parts of block devices are refused. Parts are also refused if a mount without a record is in the way.
-func TestPartsThatCannotBe(t *testing.T) {
+func TestImpossiblePartsAreRefused(t *testing.T) {
 	inEnv(t, "", func(t *testing.T, n *env) {
 		stray := layout.Part(claimOf("a1"), "b/c")
 		n.machine.mountStray(stray)

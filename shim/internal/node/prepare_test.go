@@ -15,11 +15,11 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// A volume is mounted step by step, and released in the opposite order. A mounted volume is not mounted again, also not
-// by the next shim. The way up begins with a commit for the claim, the way down with one for the begin of the release.
-// Each intent is a commit. An outcome is part of the next commit or of the last one. Only the outcome of an attach, or
-// of an unstage before a detach, has its own commit.
-func TestUpOrder(t *testing.T) {
+// A volume is mounted step by step, and released in the opposite order. A mounted volume is not mounted again, not even
+// by the next shim. A mount begins with a commit of the claim, a release with a commit that records it. Each intent is
+// a commit. An outcome is part of the next commit or of the last one. Only the outcome of an attach, or of an unstage
+// before a detach, has its own commit.
+func TestVolumeIsMountedAndReleasedInOrder(t *testing.T) {
 	for _, c := range []struct {
 		caps     string
 		up, down []registry.RPC
@@ -194,7 +194,7 @@ func TestSyncReleasesWhatIsNotNamed(t *testing.T) {
 	})
 }
 
-// A volume that is not known or not ready is refused with the next step.
+// The error about a volume that is not known or not ready says what to do.
 func TestUnknownVolumeIsNamed(t *testing.T) {
 	inEnv(t, "", func(t *testing.T, n *env) {
 		n.put(registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: "v7", Plugin: pluginID},
@@ -211,8 +211,8 @@ func TestUnknownVolumeIsNamed(t *testing.T) {
 	})
 }
 
-// The transaction that deletes the alloc stores the response of the call that began the release. A later call gets its
-// own response stored.
+// The transaction that deletes the alloc stores the response of the call that began the release. The response of a
+// later call is stored too.
 func TestReleaseIsAnsweredForGood(t *testing.T) {
 	inEnv(t, "", func(t *testing.T, n *env) {
 		n.up("a1", wish{})

@@ -88,7 +88,7 @@ func TestReleaseDoesNotWaitForAnExpansion(t *testing.T) {
 }
 
 // Another node has tried to detach a volume of this node while this node was lost, and does not know the outcome. This
-// node comes back and still has the volume mounted. It makes the detach be repeated before it unmounts.
+// node comes back and still has the volume mounted. The detach is repeated before this node unmounts the volume.
 func TestLostNodeUnmountsAfterAnOpenDetach(t *testing.T) {
 	for what, c := range map[string]struct{ published, claimed bool }{
 		"published": {true, true}, "staged": {false, true}, "staged, without a claim": {},
@@ -186,7 +186,7 @@ func TestReleaseAtTheEndOfAnEarlierRelease(t *testing.T) {
 		allocs.State = state.State
 		n.view(func(v registry.View) {
 			if al, known := v.Alloc("a1"); known {
-				t.Errorf("nobody continues the release of %+v", al)
+				t.Errorf("no release continues for %+v", al)
 			}
 		})
 	})

@@ -62,8 +62,8 @@ func TestWhatIsMountedAlreadyIsNotTakenOver(t *testing.T) {
 	})
 }
 
-// The stager waits for a mount that appears or disappears within a second after the response. A later mount counts as
-// missing, or as still mounted.
+// The stager waits for a mount that appears or disappears within a second after the response. One that appears later
+// counts as missing, and one that disappears later as still mounted.
 func TestLateMountIsWaitedForBeforeItIsJudged(t *testing.T) {
 	for late, calls := range map[time.Duration]int{900 * time.Millisecond: 1, 3 * time.Second: 2} {
 		t.Run(late.String(), func(t *testing.T) {
@@ -112,7 +112,7 @@ func TestNotFoundNeedsTheMountTable(t *testing.T) {
 }
 
 // The stager refuses steps in the wrong order before it sends anything, and leaves no directory behind.
-func TestOrderIsRefusedNotAssumed(t *testing.T) {
+func TestStepsInTheWrongOrderAreRefused(t *testing.T) {
 	inEnv(t, attaches+stages, func(t *testing.T, n *env) {
 		s, v, key := n.shim.stager, n.volume(0, "x-v0"), claimOf("a1")
 		usage := registry.Usage{Access: accessOf(0), Attachment: registry.FileSystem}
@@ -160,7 +160,7 @@ func TestClaimKeptUntilUnpublished(t *testing.T) {
 }
 
 // A volume is released as it was mounted, whatever its plugin declares at the time of the release.
-func TestCapabilitiesOfTheTimeCount(t *testing.T) {
+func TestVolumeIsReleasedAsItWasMounted(t *testing.T) {
 	inEnv(t, "", func(t *testing.T, n *env) {
 		n.up("a1", wish{})
 		n.want("mounted", publish)
@@ -172,7 +172,7 @@ func TestCapabilitiesOfTheTimeCount(t *testing.T) {
 }
 
 // While no controller is registered, and one is expected, a volume is neither staged nor published unattached.
-func TestNothingIsPutUpWhileTheControllerIsAway(t *testing.T) {
+func TestNothingIsMountedUnattachedWhileTheControllerIsAway(t *testing.T) {
 	for _, expected := range []bool{true, false} {
 		inEnv(t, stages, func(t *testing.T, n *env) {
 			n.decide(func(v registry.View) registry.Change {

@@ -90,7 +90,7 @@ func TestReleaseDoesNotWaitForAnothersStage(t *testing.T) {
 }
 
 // The open CreateVolume call of a volume is part of its status, although its intent has another key.
-func TestCreationIsToldOfTheVolume(t *testing.T) {
+func TestVolumeStatusHasItsOpenCreation(t *testing.T) {
 	inEnv(t, "", func(t *testing.T, n *env) {
 		name := registry.VolumeName{Namespace: "default", ID: "new"}
 		vol := registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: "new", Name: "new",

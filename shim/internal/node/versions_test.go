@@ -18,7 +18,7 @@ var everyCap = strings.Join(append(slices.Clone(csifake.AllCaps), "expansion/ONL
 	"GET_SNAPSHOT", "SINGLE_NODE_MULTI_WRITER", "GET_VOLUME_HEALTH", "LIST_VOLUME_HEALTH", "GET_STORAGE_HEALTH"), " ")
 
 // rpcsSince has the RPCs in the life of a volume, with the minor version of CSI that added each. If later versions use
-// another RPC, it also has the last version.
+// another RPC instead, the last version that uses this RPC follows.
 var rpcsSince = map[string][2]int{
 	"CreateVolume": {}, "ControllerPublishVolume": {}, "NodeStageVolume": {}, "NodePublishVolume": {},
 	"NodeGetVolumeStats": {}, "CreateSnapshot": {}, "DeleteSnapshot": {}, "NodeUnpublishVolume": {},

@@ -31,7 +31,7 @@ func (e *env) invoke(t *testing.T, method string, req proto.Message) error {
 
 // A candidate serves only methods that need no state. It refuses any other method as a shim that is not active, or
 // refuses the empty request.
-func TestCandidateAnswersHelloStatusAndParseOnly(t *testing.T) {
+func TestCandidateServesOnlyMethodsWithoutState(t *testing.T) {
 	e := newCandidate(t)
 	refused := 0
 	for service, info := range e.services {

@@ -115,8 +115,8 @@ func after(d time.Duration) {
 	synctest.Wait()
 }
 
-// commits returns the commits since its last call. For each it has the kinds of the events with the causes of the
-// task's events, and the problem of a task that starts.
+// commits describes the commits since its last call: each by the kinds of its events, with the causes of the task's
+// events, and by the problem of a task that starts.
 func (w *env) commits() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -306,7 +306,7 @@ func (p *plugin) seen() (probes []time.Time, described int) {
 // sockets simulates the directory of a socket.
 type sockets struct {
 	mu   sync.Mutex
-	file bool // that of the socket is missing
+	file bool // the socket's file is missing
 	dir  bool // the directory is missing too
 }
 

@@ -32,7 +32,7 @@ type host struct {
 
 func newHost(t *testing.T) *host { return &host{t: t, state: registrytest.NewLog(time.Now)} }
 
-// tasks is a running Tasks. end and the end of the test end it, as the end of a shim does.
+// tasks returns a running Tasks. end, or else the end of the test, ends it as the end of a shim does.
 func (h *host) tasks() (t *Tasks, end func()) { return h.tasksOver(h.state) }
 
 func (h *host) tasksOver(state registry.State) (t *Tasks, end func()) {
