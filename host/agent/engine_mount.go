@@ -210,7 +210,7 @@ func (a *Agent) mountForEngine(ctx context.Context, s Volumes, r EngineRequest) 
 		return "", err
 	}
 	m = m.withCount(r.ID, r.Caller, 1)
-	if err := a.setEngineMount(r.Volume, m); err != nil || m.Path != "" {
+	if err := a.setEngineMount(r.Volume, m); err != nil || m.Path != "" { // with a path, it is mounted already
 		return m.Path, err
 	}
 	next := *m

@@ -262,7 +262,7 @@ func (j *JobRecord) refillsSlot(r *AllocRecord) bool {
 	return false
 }
 
-// Slots returns how many allocs the job wants, and whether an alloc fills one of the slots.
+// Slots returns the number of slots that the job wants filled, and a function that reports whether an alloc fills one.
 func (j *JobRecord) Slots() (wanted int, filledBy func(*AllocRecord) bool) {
 	want := j.wanted()
 	return len(want), func(r *AllocRecord) bool {

@@ -419,7 +419,7 @@ func (a *Agent) whyNeeded(job *JobRecord, r *AllocRecord, tasks map[host.TaskKey
 		switch {
 		case use.Active && old:
 			return fmt.Sprintf("kept: no newer instance of plugin %s is healthy", t.Plugin)
-		case use.Active || job.Roll.Force:
+		case use.Active || job.Roll.Force: // calls keep nothing
 		case len(use.Open) > 0:
 			c := use.Open[0]
 			calls = fmt.Sprintf("kept until %s of volume %s, sent at %s, has ended", c.RPC, c.Volume,

@@ -123,7 +123,7 @@ func newTaskSpec(jobType string, g hooks.Group, t hooks.Task, p *Problems) taskS
 	return s
 }
 
-// decode sets all attributes but the templates. Its errors do not name the task.
+// decode sets all attributes but the templates, which rest gets. Its errors do not name the task.
 func (s *taskSpec) decode(jobType string, g hooks.Group, rest *taskRest) error {
 	var group groupRest
 	err := taskdriver.Decode("group "+g.Name, g.Rest, &group)
