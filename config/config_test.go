@@ -12,7 +12,7 @@ import (
 	"holdfast/registry"
 )
 
-var update = flag.Bool("update", false, "write what is got as what is wanted")
+var update = flag.Bool("update", false, "write the golden files")
 
 // parse reads a file by its name: a name that contains "volume" is a volume file.
 func parse(name string, text []byte) (any, registry.Diagnostics) {
@@ -89,8 +89,8 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// told formats the diagnostics.
-func told(ds registry.Diagnostics) string {
+// formatted formats the diagnostics.
+func formatted(ds registry.Diagnostics) string {
 	text := ""
 	for _, d := range ds {
 		text += d.String() + "\n"
@@ -111,7 +111,7 @@ func TestGood(t *testing.T) {
 		}
 		want := strings.TrimSuffix(name, ".hcl") + ".want"
 		if _, err := os.Stat(want); err == nil || len(ds) > 0 {
-			golden(t, want, told(ds))
+			golden(t, want, formatted(ds))
 		}
 		text, err := json.MarshalIndent(got, "", "  ")
 		if err != nil {
@@ -130,9 +130,9 @@ func TestBad(t *testing.T) {
 		if !errors.Is(ds.Err(), registry.ErrInvalid) {
 			t.Errorf("%s: %v is not an ErrInvalid", name, ds.Err())
 		}
-		text := told(ds)
+		text := formatted(ds)
 		if strings.Contains(text, "hunter2") {
-			t.Errorf("%s: a secret is told: %s", name, text)
+			t.Errorf("%s: a secret is shown: %s", name, text)
 		}
 		golden(t, strings.TrimSuffix(name, ".hcl")+".want", text)
 	}

@@ -14,7 +14,8 @@ func inConfig(text string) string {
 	return "task \"t\" {\n  driver = \"exec\"\n  config {\n" + text + "\n  }\n}\n"
 }
 
-// TestHostileText: each text is refused for the reason, and none reaches HCL's parser, which would take seconds or die.
+// TestHostileText parses texts that would take HCL seconds, kill it, or make too much data. Each is refused for the
+// wanted reason; those with "-" are accepted.
 func TestHostileText(t *testing.T) {
 	deep := "this is nested more than 32 levels deep"
 	for name, c := range map[string]struct{ text, want string }{

@@ -2,16 +2,16 @@ package config
 
 import "testing"
 
-// nextFiles are good ones by the next release only.
+// nextFiles are files that only the next release accepts.
 var nextFiles []string
 
-// TestFieldOfTheNextRelease: it is an unknown one, and the text is refused as a whole.
+// TestFieldOfTheNextRelease: this release does not know the field, and refuses the whole text.
 func TestFieldOfTheNextRelease(t *testing.T) {
 	for _, name := range matches(t, "testdata/next/*.hcl", 1) {
 		got, ds := parse(name, read(t, name))
 		if got != nil || ds.Err() == nil {
 			t.Errorf("%s was accepted", name)
 		}
-		golden(t, name[:len(name)-len(".hcl")]+".refused", told(ds))
+		golden(t, name[:len(name)-len(".hcl")]+".refused", formatted(ds))
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// leaves notes for each field below v whether it is set anywhere.
+// leaves records for each field below v whether it is set anywhere.
 func leaves(v reflect.Value, path string, set map[string]bool) {
 	switch v.Kind() {
 	case reflect.Struct:
@@ -62,7 +62,7 @@ func unset(values ...any) []string {
 	return out
 }
 
-// TestSealedComesBackWhole: whatever field a spec has, or will have, it is in what OpenGroup and OpenTask read.
+// TestSealedComesBackWhole: OpenGroup and OpenTask return every field of a spec, also one that is added later.
 func TestSealedComesBackWhole(t *testing.T) {
 	group, task := registrytest.Filled[hooks.GroupSpec](t, 1), registrytest.Filled[hooks.TaskSpec](t, 2)
 	if missing := unset(group, task); len(missing) > 0 {
@@ -76,8 +76,8 @@ func TestSealedComesBackWhole(t *testing.T) {
 	}
 }
 
-// TestTextSaysAllThereIs: the good files set every field that a group, a plugin's task and a volume can have.
-func TestTextSaysAllThereIs(t *testing.T) {
+// TestGoodFilesSetEveryField: the good files set every field that a group, a plugin's task and a volume can have.
+func TestGoodFilesSetEveryField(t *testing.T) {
 	var all []any
 	for _, name := range append(matches(t, "testdata/good/*.hcl", 8), nextFiles...) {
 		src := Source{name, read(t, name)}
@@ -108,8 +108,8 @@ func TestTextSaysAllThereIs(t *testing.T) {
 	}
 }
 
-// A reader without sub_path would expose the whole volume, so it must reject a group with one and accept all others.
-// The same holds for fields of a create block, without which another volume would be created.
+// A reader that does not know sub_path would expose the whole volume, so it must reject a group with one and accept all
+// others. The same holds for fields of a create block, without which another volume would be created.
 func TestSubPathIsOfANewerVersion(t *testing.T) {
 	version := func(s sealed) int {
 		var v struct{ Version int }

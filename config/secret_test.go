@@ -62,8 +62,8 @@ var canaryStatements = []string{
 	"dynamic \"secrets\" {\n  for_each = [1]\n  content {\n    password = \"" + canary + "\"\n    inner {}\n  }\n}",
 }
 
-// TestSecretsAreNeverTold checks that no diagnostic repeats a secret, whatever is wrong with the file, and wherever.
-func TestSecretsAreNeverTold(t *testing.T) {
+// TestNoDiagnosticShowsASecret checks that no diagnostic repeats a secret, whatever is wrong with the file.
+func TestNoDiagnosticShowsASecret(t *testing.T) {
 	volume := func(text string) registry.Diagnostics {
 		_, ds := ParseVolume(Source{"v.hcl", []byte(text)}, Options{})
 		return ds
@@ -72,14 +72,14 @@ func TestSecretsAreNeverTold(t *testing.T) {
 		_, ds := ParseJob(Source{"j.hcl", []byte(text)}, Options{})
 		return ds
 	}
-	t.Run("volume", func(t *testing.T) { neverTold(t, "", canaryFile, "", volume) })
-	t.Run("job", func(t *testing.T) { neverTold(t, "", canaryJob, "", job) })
+	t.Run("volume", func(t *testing.T) { neverShown(t, "", canaryFile, "", volume) })
+	t.Run("job", func(t *testing.T) { neverShown(t, "", canaryJob, "", job) })
 	t.Run("password of a registry", func(t *testing.T) {
 		for _, auth := range []string{`auth { username = "u`, "auth {\n", `auth = { username = "u",`} {
 			head := `job "x" { group "g" { task "t" { config { ` + auth + ` password = "` + canary
 			for _, end := range []string{"", `"`, `" }`, "\n}}}}}", "\"\n}}}}", "\"\n}}}}}", "\"\n}}}}}}"} {
-				if told := fmt.Sprintf("%#v", job(head+end)); strings.Contains(told, "hunter2") {
-					t.Errorf("%s%s: %s", head, end, told)
+				if text := fmt.Sprintf("%#v", job(head+end)); strings.Contains(text, "hunter2") {
+					t.Errorf("%s%s: %s", head, end, text)
 				}
 			}
 		}
@@ -88,14 +88,14 @@ func TestSecretsAreNeverTold(t *testing.T) {
 	_, tail, _ := strings.Cut(rest, "context {")
 	for _, statement := range canaryStatements {
 		t.Run("statement", func(t *testing.T) {
-			neverTold(t, canaryHead, statement+"\n", "parameters { after = 1 }\n", volume)
-			neverTold(t, head, statement+"\n", "context {"+tail, job)
+			neverShown(t, canaryHead, statement+"\n", "parameters { after = 1 }\n", volume)
+			neverShown(t, head, statement+"\n", "context {"+tail, job)
 		})
 	}
 }
 
-// neverTold breaks the text between head and tail at each place, in several ways.
-func neverTold(t *testing.T, head, text, tail string, parse func(string) registry.Diagnostics) {
+// neverShown breaks the text between head and tail at each place, in several ways. No diagnostic may have the secret.
+func neverShown(t *testing.T, head, text, tail string, parse func(string) registry.Diagnostics) {
 	for i := range text {
 		before, after := head+text[:i], text[i:]+tail
 		for _, broken := range []string{
@@ -103,8 +103,8 @@ func neverTold(t *testing.T, head, text, tail string, parse func(string) registr
 				after,
 		} {
 			for _, d := range parse(broken) {
-				if told := fmt.Sprintf("%#v", d); strings.Contains(told, "hunter2") {
-					t.Fatalf("at byte %d of\n%s\nit says %s", i, broken, told)
+				if shown := fmt.Sprintf("%#v", d); strings.Contains(shown, "hunter2") {
+					t.Fatalf("at byte %d of\n%s\nit says %s", i, broken, shown)
 				}
 			}
 		}
@@ -126,15 +126,15 @@ func TestLiteralSecretsOfVolumeFiles(t *testing.T) {
 	}
 }
 
-// TestSnippetsAreToldElsewhere is the control of the test above: a mistake outside secrets is shown.
-func TestSnippetsAreToldElsewhere(t *testing.T) {
+// TestSnippetsAreShownElsewhere is the control of TestNoDiagnosticShowsASecret: a mistake outside secrets is shown.
+func TestSnippetsAreShownElsewhere(t *testing.T) {
 	_, ds := ParseVolume(Source{"v.hcl", []byte(`id = ` + canary)}, Options{})
 	if !strings.Contains(fmt.Sprintf("%#v", ds), canary) {
 		t.Errorf("the mistake is not shown: %v", ds)
 	}
 }
 
-// TestPositionsCountCharacters: from 1, without a byte order mark, in characters; bytes as they are in the file.
+// TestPositionsCountCharacters: columns count characters from 1, without a byte order mark. Bytes are of the file.
 func TestPositionsCountCharacters(t *testing.T) {
 	text := "\ufefftask \"äö\" { drivr = 1 }\r\n"
 	_, ds := ParseJob(Source{"x.hcl", []byte(text)}, Options{})

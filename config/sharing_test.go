@@ -25,7 +25,7 @@ func twice(count int, mode registry.AccessMode, first, second bool) string {
 
 // TestVolumeUnderTwoNames: one alloc may have two requests of a volume unless their modes conflict.
 func TestVolumeUnderTwoNames(t *testing.T) {
-	for mode, want := range map[registry.AccessMode]string{ // the matrix of package claim, for one alloc
+	for mode, want := range map[registry.AccessMode]string{ // by access_modes.go of package controller, for one alloc
 		registry.SingleNodeWriter:       "one user",
 		registry.SingleNodeReaderOnly:   "one user",
 		registry.SingleNodeSingleWriter: "one user",
@@ -40,8 +40,8 @@ func TestVolumeUnderTwoNames(t *testing.T) {
 			if got := strings.Contains(fmt.Sprint(ds), "are the same volume"); got == legal {
 				t.Errorf("%s, read-only %v: %v", mode, ro, ds)
 			}
-			writes := mode.ReaderOnly() && !(ro[0] && ro[1])
-			if (ds.Err() == nil) != (legal && !writes) {
+			lacksReadOnly := mode.ReaderOnly() && !(ro[0] && ro[1])
+			if (ds.Err() == nil) != (legal && !lacksReadOnly) {
 				t.Errorf("%s, read-only %v: %v", mode, ro, ds)
 			}
 		}

@@ -94,11 +94,11 @@ func (m *feedModel) watch(t *rapid.T) {
 	}
 	m.left = rapid.IntRange(0, 6).Draw(t, "much")
 	filter := registry.Filter{Plugin: rapid.SampledFrom([]registry.PluginID{"", "p"}).Draw(t, "filter")}
-	m.cursors[w] = m.follow(t, m.cursors[w], filter, rapid.IntRange(1, 20).Draw(t, "told"))
+	m.cursors[w] = m.follow(t, m.cursors[w], filter, rapid.IntRange(1, 20).Draw(t, "most"))
 }
 
-// follow watches until it has received most events, or all. It checks each against the guarantees of Watch, and returns
-// the cursor.
+// follow watches until it has received all events, or as many as most says. It checks each against the guarantees of
+// Watch, and returns the cursor.
 func (m *feedModel) follow(t *rapid.T, cursor registry.Seq, filter registry.Filter, most int) registry.Seq {
 	filter.Bookmarks = true
 	ahead := cursor > m.feed.Index()
@@ -106,16 +106,16 @@ func (m *feedModel) follow(t *rapid.T, cursor registry.Seq, filter registry.Filt
 		next := m.next(cursor, filter)
 		switch {
 		case m.reading:
-			t.Fatalf("who is told %s holds a View of the log", e)
+			t.Fatalf("%s is delivered while the watcher has a View open", e)
 		case e.Seq > m.table.Index():
-			t.Fatalf("%s is told, and the table is at %d", e, m.table.Index())
+			t.Fatalf("%s is delivered, but the table is at %d", e, m.table.Index())
 		case e.Kind == registry.EventResync && !ahead && cursor >= m.floor:
-			t.Fatalf("%s after %d, and the floor is %d", e, cursor, m.floor)
+			t.Fatalf("%s after %d, but the floor is %d", e, cursor, m.floor)
 		case e.Kind == registry.EventResync:
 		case ahead:
 			t.Fatalf("%s after %d, which is ahead", e, cursor)
 		case e.Kind == registry.EventBookmark && (e.Seq < cursor || next != 0 && next <= e.Seq):
-			t.Fatalf("%s after %d, and %d was not told", e, cursor, next)
+			t.Fatalf("%s after %d, but %d was not delivered", e, cursor, next)
 		case e.Kind != registry.EventBookmark && e.Seq != next:
 			t.Fatalf("%s after %d, want %d", e, cursor, next)
 		}
@@ -146,7 +146,7 @@ func (m *feedModel) next(cursor registry.Seq, filter registry.Filter) registry.S
 func (m *feedModel) check(t *rapid.T) {
 	m.left = 0
 	if at := m.follow(t, m.cursors[0], registry.Filter{}, 1000); at != m.table.Index() {
-		t.Fatalf("a watcher that is told all is at %d, and the table at %d", at, m.table.Index())
+		t.Fatalf("a watcher without a filter is at %d, and the table at %d", at, m.table.Index())
 	}
 }
 

@@ -12,8 +12,8 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// tell commits n events that concern no instance.
-func (s *stage) tell(t fataler, n int, kind registry.EventKind) {
+// commitEvents commits n events that concern no instance.
+func (s *stage) commitEvents(t fataler, n int, kind registry.EventKind) {
 	t.Helper()
 	for range n {
 		must(t, s.commit(func(registry.View) (registry.Change, error) {
@@ -22,8 +22,8 @@ func (s *stage) tell(t fataler, n int, kind registry.EventKind) {
 	}
 }
 
-// other commits n changes without events.
-func (s *stage) other(t fataler, n int) {
+// commitOthers commits n changes without events.
+func (s *stage) commitOthers(t fataler, n int) {
 	t.Helper()
 	for range n {
 		must(t, s.commit(func(registry.View) (registry.Change, error) {
@@ -42,7 +42,7 @@ func kindsOf(events []registry.Event) (out []string) {
 func TestWatchFollows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := empty(t)
-		s.tell(t, 3, "early")
+		s.commitEvents(t, 3, "early")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		var got []registry.Seq
 		ended := make(chan error)
@@ -53,7 +53,7 @@ func TestWatchFollows(t *testing.T) {
 			})
 		}()
 		synctest.Wait()
-		s.tell(t, 2, "late")
+		s.commitEvents(t, 2, "late")
 		synctest.Wait()
 		reason := errors.New("the host went away")
 		cancel(reason)
@@ -69,7 +69,7 @@ func TestWatchFollows(t *testing.T) {
 // The end of the context ends a watch that has not caught up.
 func TestWatchStopsWhileBehind(t *testing.T) {
 	s := empty(t)
-	s.tell(t, 10, "x")
+	s.commitEvents(t, 10, "x")
 	ctx, cancel := context.WithCancel(t.Context())
 	calls := 0
 	err := s.feed.Watch(ctx, 0, registry.Filter{}, func(registry.Event) error { calls++; cancel(); return nil })
@@ -103,7 +103,7 @@ func TestSnapshotThenFollow(t *testing.T) {
 func TestLaggingWatcherResyncs(t *testing.T) {
 	s := small(t, 5, 2)
 	must(t, s.put(instance(key("r", "p", "a"), registry.Healthy))) // 1, 2
-	s.tell(t, 5, "x")                                              // 3 to 7
+	s.commitEvents(t, 5, "x")                                      // 3 to 7
 	same(t, "at the floor", kindsOf(s.after(t, 2, registry.Filter{})), "x", "x", "x", "x", "x")
 	events := s.after(t, 1, registry.Filter{Plugin: "other"})
 	same(t, "below it", kindsOf(events), "resync")
@@ -117,17 +117,17 @@ func TestLaggingWatcherResyncs(t *testing.T) {
 }
 
 // A watcher that falls behind during its callback gets a resync, and every event after it.
-func TestSlowWatcherIsTold(t *testing.T) {
+func TestSlowWatcherGetsAResync(t *testing.T) {
 	s := small(t, 300, 100)
-	s.tell(t, 1, "first")
+	s.commitEvents(t, 1, "first")
 	var got []registry.Event
 	err := s.feed.Watch(t.Context(), 0, registry.Filter{}, func(e registry.Event) error {
 		got = append(got, e)
 		switch len(got) {
 		case 1:
-			s.tell(t, 320, "missed")
+			s.commitEvents(t, 320, "missed")
 		case 2:
-			s.tell(t, 2, "after")
+			s.commitEvents(t, 2, "after")
 		case 4:
 			return errStop
 		}
@@ -154,9 +154,9 @@ func TestDeadWatcherBlocksNobody(t *testing.T) {
 			return errStop
 		})
 	})
-	s.tell(t, 1, "x")
+	s.commitEvents(t, 1, "x")
 	<-stuck
-	s.tell(t, 300, "x")
+	s.commitEvents(t, 300, "x")
 	if n := len(s.after(t, 0, registry.Filter{})); n != 301 {
 		t.Errorf("another watcher got %d events", n)
 	}
@@ -193,7 +193,7 @@ func TestBookmarks(t *testing.T) {
 				})
 		}()
 		for range 300 {
-			s.tell(t, 1, "x")
+			s.commitEvents(t, 1, "x")
 			synctest.Wait()
 		}
 		cancel()
@@ -243,8 +243,8 @@ func TestPastIsReadInBatches(t *testing.T) {
 	const most = 256
 	for _, past := range []int{0, 1, most - 1, most, most + 1, 2*most + 1} {
 		s := empty(t)
-		s.tell(t, past, "past")
-		s.other(t, 3)
+		s.commitEvents(t, past, "past")
+		s.commitOthers(t, 3)
 		s = newStage(t, s.log.Reopen(), 100)
 		views, reads := 0, 0
 		log := peeked{s.log, func() { views++ }, func() {}, func(limit int, _ registry.Seq) {
@@ -255,12 +255,12 @@ func TestPastIsReadInBatches(t *testing.T) {
 		s.feed = registry.NewFeed(log, s.table, 100)
 		s.log.OnApplied(s.feed.Applied)
 		start := s.feed.Index()
-		s.tell(t, 3, "recent")
+		s.commitEvents(t, 3, "recent")
 		for _, after := range []registry.Seq{0, registry.Seq(past / 2), start} {
 			views, reads = 0, 0
 			want, _ := viewOf(t, s.log).Events(after, 10*most)
 			if got := s.after(t, after, registry.Filter{}); !reflect.DeepEqual(got, want) {
-				t.Errorf("%d events, after %d: told %d, want %d", past, after, len(got), len(want))
+				t.Errorf("%d events, after %d: got %d, want %d", past, after, len(got), len(want))
 			}
 			if after == start && views > 0 || reads > past/most+1 {
 				t.Errorf("%d events, after %d: %d reads in %d views", past, after, reads, views)
@@ -272,19 +272,19 @@ func TestPastIsReadInBatches(t *testing.T) {
 // An error of the log ends the watchers that need to read it, and no others.
 func TestWatchEndsWithTheLog(t *testing.T) {
 	s := empty(t)
-	s.tell(t, 3, "past")
+	s.commitEvents(t, 3, "past")
 	s = newStage(t, s.log.Reopen(), 100)
 	closed := registry.Errorf(registry.ErrUnavailable, "the log is closed")
 	feed := registry.NewFeed(shut{s.log, closed}, s.table, 100)
 	s.log.OnApplied(feed.Applied)
-	s.tell(t, 1, "recent")
-	told := 0
-	count := func(registry.Event) error { told++; return errStop }
-	if err := feed.Watch(t.Context(), 1, registry.Filter{}, count); err != closed || told != 0 {
-		t.Errorf("of the past: %v after %d events", err, told)
+	s.commitEvents(t, 1, "recent")
+	calls := 0
+	count := func(registry.Event) error { calls++; return errStop }
+	if err := feed.Watch(t.Context(), 1, registry.Filter{}, count); err != closed || calls != 0 {
+		t.Errorf("of the past: %v after %d events", err, calls)
 	}
-	if err := feed.Watch(t.Context(), 3, registry.Filter{}, count); err != errStop || told != 1 {
-		t.Errorf("of what is in memory: %v after %d events", err, told)
+	if err := feed.Watch(t.Context(), 3, registry.Filter{}, count); err != errStop || calls != 1 {
+		t.Errorf("of what is in memory: %v after %d events", err, calls)
 	}
 }
 

@@ -140,7 +140,7 @@ func (m *model) Prefer(t *rapid.T) {
 }
 
 // Other is a commit that does not concern the table.
-func (m *model) Other(t *rapid.T) { m.other(t, 1) }
+func (m *model) Other(t *rapid.T) { m.commitOthers(t, 1) }
 
 func (m *model) Fail(t *rapid.T) {
 	i := drawInstance(t)

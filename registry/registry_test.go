@@ -79,14 +79,14 @@ func checkEvent(t *testing.T, s *stage, e registry.Event, before registry.Seq) {
 	stored, found := viewOf(t, s.log).Instance(e.Instance.InstanceKey)
 	if removed := e.Kind == registry.EventDeregistered; removed == found || found &&
 		!reflect.DeepEqual(stored, *e.Instance) {
-		t.Errorf("%s tells %+v, stored is %+v (%v)", e, *e.Instance, stored, found)
+		t.Errorf("%s has %+v, stored is %+v (%v)", e, *e.Instance, stored, found)
 	}
 	if e.Seq <= before || e.Instance.TaskKey() != (registry.TaskKey{Alloc: e.Alloc, Task: e.Task}) ||
 		!e.At.Equal(start) || e.Generation != 1 {
 		t.Errorf("event is %+v", e)
 	}
 	if table, found := s.table.Get(e.Instance.InstanceKey); found && !reflect.DeepEqual(table, *e.Instance) {
-		t.Errorf("%s is told before the table has it: %+v", e, table)
+		t.Errorf("%s is delivered before the table has it: %+v", e, table)
 	}
 }
 
@@ -146,13 +146,13 @@ func TestIncompleteInstanceIsInvalid(t *testing.T) {
 // A change that Load has read is not applied again, and an older change does not undo it.
 func TestAppliedAfterLoad(t *testing.T) {
 	s := empty(t)
-	var told []registry.Applied
-	s.log.OnApplied(func(a registry.Applied) { told = append(told, a) })
+	var applied []registry.Applied
+	s.log.OnApplied(func(a registry.Applied) { applied = append(applied, a) })
 	must(t, s.put(instance(key("r", "p", "a"), registry.Healthy)))
 	must(t, s.remove(key("r", "p", "a")))
 	late := registry.New(s.log)
 	must(t, late.Load(t.Context()))
-	late.Applied(told[0])
+	late.Applied(applied[0])
 	if _, found := late.Find("r", "p"); found {
 		t.Error("a removed instance came back")
 	}
@@ -345,7 +345,7 @@ func TestSnapshotsAreConsistent(t *testing.T) {
 	writing.Wait()
 	close(done)
 	events := s.after(t, 0, registry.Filter{})
-	s.tell(t, 1, "end")
+	s.commitEvents(t, 1, "end")
 	others.Wait()
 	for w, got := range watched {
 		if !reflect.DeepEqual(got, events) {

@@ -169,8 +169,8 @@ func (l *Log) Commit(ctx context.Context, decisions ...registry.Decision) (regis
 	l.publish(after)
 	l.commits++
 	for _, a := range applied {
-		for _, tell := range l.listeners {
-			tell(a)
+		for _, listener := range l.listeners {
+			listener(a)
 		}
 	}
 	return at, refused

@@ -39,7 +39,7 @@ func TestLog(t *testing.T, open Open) {
 		{"IndexEntries", testIndexEntries},
 		{"UnstorableChange", testUnstorable},
 		{"EventsAreNumbered", testEvents},
-		{"EventsTellTheRecord", testEventInstance},
+		{"EventsHaveTheRecord", testEventInstance},
 		{"EventsArePruned", testPruning},
 		{"AppliedInOrder", testApplied},
 	} {
@@ -323,8 +323,8 @@ func testEmptyChange(t *testing.T, open Open) {
 			t.Errorf("an empty change moved the index from %d to %d", index, v.Index())
 		}
 	})
-	if told := applied(); told != nil && len(told) != 1 {
-		t.Errorf("an empty change was told: %+v", told)
+	if reported := applied(); reported != nil && len(reported) != 1 {
+		t.Errorf("an empty change was reported: %+v", reported)
 	}
 }
 

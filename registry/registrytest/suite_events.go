@@ -50,21 +50,21 @@ func testEvents(t *testing.T, open Open) {
 func testEventInstance(t *testing.T, open Open) {
 	log, _ := open(t)
 	i := Filled[registry.Instance](t, 1)
-	told := i.Clone()
+	event := i.Clone()
 	other := Filled[registry.Instance](t, 2)
 	first := mustCommit(t, log, putChange(i))
 	second := mustCommit(t, log, registry.Change{Put: []registry.Record{i}, Events: []registry.Event{
-		{Kind: registry.EventUpdated, Instance: &told}, {Kind: registry.EventActivated, Instance: &other},
+		{Kind: registry.EventUpdated, Instance: &event}, {Kind: registry.EventActivated, Instance: &other},
 	}})
 	view(t, log, func(v registry.View) {
 		stored, _ := v.Instance(i.InstanceKey)
 		events, _ := v.Events(0, 2)
 		if !reflect.DeepEqual(*events[0].Instance, stored) || stored.CreateIndex != first ||
 			stored.ModifyIndex != second {
-			t.Errorf("the event tells\n%+v, stored is\n%+v", *events[0].Instance, stored)
+			t.Errorf("the event has\n%+v, stored is\n%+v", *events[0].Instance, stored)
 		}
 		if !reflect.DeepEqual(*events[1].Instance, other) {
-			t.Errorf("an instance that was not put is told as\n%+v, want\n%+v", *events[1].Instance, other)
+			t.Errorf("an instance that was not put is reported as\n%+v, want\n%+v", *events[1].Instance, other)
 		}
 	})
 }
@@ -95,21 +95,21 @@ func testPruning(t *testing.T, open Open) {
 
 // listen collects the changes that the log reports. Its result is nil for a log without OnApplied.
 func listen(log registry.State) func() []registry.Applied {
-	teller, ok := log.(interface{ OnApplied(func(registry.Applied)) })
+	source, ok := log.(interface{ OnApplied(func(registry.Applied)) })
 	if !ok {
 		return func() []registry.Applied { return nil }
 	}
 	var mu sync.Mutex
-	told := []registry.Applied{}
-	teller.OnApplied(func(a registry.Applied) {
+	reported := []registry.Applied{}
+	source.OnApplied(func(a registry.Applied) {
 		mu.Lock()
 		defer mu.Unlock()
-		told = append(told, a)
+		reported = append(reported, a)
 	})
 	return func() []registry.Applied {
 		mu.Lock()
 		defer mu.Unlock()
-		return slices.Clone(told)
+		return slices.Clone(reported)
 	}
 }
 
@@ -119,7 +119,7 @@ func testApplied(t *testing.T, open Open) {
 	log, _ := open(t)
 	applied := listen(log)
 	if applied() == nil {
-		t.Skip("this log has no method OnApplied: its owner is told in another way")
+		t.Skip("this log has no method OnApplied: its owner gets the changes in another way")
 	}
 	var wg sync.WaitGroup
 	for w := range 4 {
@@ -133,18 +133,18 @@ func testApplied(t *testing.T, open Open) {
 				if err != nil || !slices.ContainsFunc(applied(), func(a registry.Applied) bool {
 					return a.Index == seq && a.Change.Put[0].(registry.Alloc).ID == id
 				}) {
-					t.Errorf("commit %s at %d was not told before it returned; %v", id, seq, err)
+					t.Errorf("commit %s at %d was not reported before it returned; %v", id, seq, err)
 				}
 			}
 		})
 	}
 	wg.Wait()
-	told := applied()
-	if len(told) != 40 {
-		t.Errorf("%d changes were told", len(told))
+	reported := applied()
+	if len(reported) != 40 {
+		t.Errorf("%d changes were reported", len(reported))
 	}
 	var last registry.Seq
-	for _, a := range told {
+	for _, a := range reported {
 		r := a.Change.Put[0].(registry.Alloc)
 		if a.Index <= last || r.CreateIndex != a.Index || r.ModifyIndex != a.Index {
 			t.Errorf("after %d: %+v", last, a)

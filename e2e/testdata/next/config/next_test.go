@@ -6,11 +6,11 @@ import (
 	"testing"
 )
 
-// nextFiles are good ones by this release, and by none before.
+// nextFiles are files that this release accepts and earlier ones refuse.
 var nextFiles = []string{"testdata/next/scratch.hcl"}
 
 // TestScratchIsOfANewerVersion: a reader that does not know scratch_dir would start the plugin without it, so it
-// refuses what has one. All else it goes on reading.
+// refuses a task with a scratch_dir. It still reads all others.
 func TestScratchIsOfANewerVersion(t *testing.T) {
 	for text, want := range map[string]int{"": 1, `scratch_dir = "/scratch"`: scratchVersion} {
 		job := mustParse(t, strings.Replace(pluginText, "MORE", text, 1), Options{})
