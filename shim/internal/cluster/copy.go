@@ -430,7 +430,7 @@ func (s *State) load(ctx context.Context) (revision int64, err error) {
 }
 
 // readAll passes the records and index entries of etcd to visit, and returns their revision. It also passes deleted
-// ones, which have an empty value.
+// keys, with an empty value.
 func (s *State) readAll(
 	ctx context.Context, visit func(registry.Key, *mvccpb.KeyValue) error,
 ) (revision int64, err error) {

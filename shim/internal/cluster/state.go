@@ -123,9 +123,9 @@ func (s *State) View(ctx context.Context, read func(registry.View) error) error 
 }
 
 // Commit implements registry.State. A change of this node's own records does not need etcd. A decision is made again if
-// something that it has read was changed in etcd before its change was written. A refusal, too, is returned only once
-// etcd has confirmed what it has read. Each decision of a commit has its own transaction, which it may share with
-// independent decisions of other commits.
+// something that it has read was changed in etcd before its change was written. A refusal, too, is returned only if
+// nothing that the decision has read was changed. Each decision of a commit has its own transaction, which it may share
+// with independent decisions of other commits.
 func (s *State) Commit(ctx context.Context, decisions ...registry.Decision) (at registry.Seq, err error) {
 	for _, decide := range decisions {
 		if at, err = s.commit(ctx, decide); err != nil {
@@ -338,7 +338,7 @@ func (s *State) resolve(
 	if len(node.Kvs) == 0 || node.Kvs[0].ModRevision != s.own {
 		return 0, false, s.fencedError()
 	}
-	// wait until the copy has what may be the reason: a change, this commit, or a new barrier
+	// wait until the copy has the possible reason: another change, this commit, or a new barrier
 	for _, kv := range append(log.Kvs, answer.Responses[2].GetResponseRange().Kvs...) {
 		if err := s.copy.wait(ctx, kv.ModRevision); err != nil {
 			return 0, false, err
@@ -418,7 +418,7 @@ func (s *State) await(ctx context.Context, applied <-chan registry.Seq, revision
 	}
 }
 
-// leaseOf returns a lease of an expiry, of which at least 4/5 is left.
+// leaseOf returns a lease of an expiry with at least 4/5 of its time to live left.
 func (s *State) leaseOf(ctx context.Context, e *expiry) (clientv3.LeaseID, error) {
 	fresh := func(l *leased) bool { return l != nil && time.Since(l.at) < e.ttl/5 }
 	if l := e.current.Load(); fresh(l) {

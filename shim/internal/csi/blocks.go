@@ -41,7 +41,7 @@ var blockTypes = map[csi.BlockMetadataType]registry.BlockType{
 }
 
 // SnapshotBlocks sends GetMetadataAllocated or GetMetadataDelta. It calls page with each message as it arrives,
-// unchecked. The error is a *registry.CallError, or that of page.
+// unchecked. The error is a *registry.CallError, or the one that page has returned.
 func (f *Fleet) SnapshotBlocks(
 	ctx context.Context, at registry.InstanceKey, r BlocksRequest, page func(registry.Blocks) error,
 ) error {

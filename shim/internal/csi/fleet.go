@@ -139,7 +139,7 @@ func (f *Fleet) SetInstances(instances Instances, serves func(registry.TaskKey) 
 }
 
 // Preconnect connects to a task's plugin before the connection is needed, and makes the plugin describe itself in the
-// roles of the instances, of which there is at least one. If the plugin does not answer, or differs from the instances,
+// roles of the instances. There is at least one instance. If the plugin does not answer, or differs from the instances,
 // Preconnect closes the connection. It returns an error only if the plugin does not answer Probe or cannot be reached.
 func (f *Fleet) Preconnect(ctx context.Context, t registry.TaskKey, instances []registry.Instance) error {
 	c, err := f.Connect(instances[0].Plugin, t, instances[0].Endpoint)

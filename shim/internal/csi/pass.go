@@ -21,8 +21,8 @@ type Passed struct {
 }
 
 // Pass makes the call at the instance and calls reply with each message of the answer, whose type may be unknown.
-// answered reports whether the plugin's status has come, or a message before it. The error is that of reply, or a
-// *registry.CallError. The text of the latter has no secret of the request, and none that the plugin was ever sent.
+// answered reports whether the plugin's status has come, or a message before it. The error is the one that reply has
+// returned, or a *registry.CallError, whose text has no secret of the request and none that the plugin was sent before.
 func (f *Fleet) Pass(
 	ctx context.Context, at registry.InstanceKey, call Passed, reply func(*emptypb.Empty) error,
 ) (answered bool, err error) {

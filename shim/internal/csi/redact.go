@@ -214,7 +214,7 @@ func maskNamed(s string) string {
 	last := 0
 	for _, m := range namedValue.FindAllStringSubmatchIndex(s, -1) {
 		if name := s[m[2]:m[3]]; name != "key" && registry.SecretName(name) { // logs are full of key="name"
-			from, to := max(m[4], m[6], m[8]), max(m[5], m[7], m[9]) // those of the groups that did not match are -1
+			from, to := max(m[4], m[6], m[8]), max(m[5], m[7], m[9]) // -1: the group did not match
 			out.WriteString(s[last:from] + registry.Masked)
 			last = to
 		}

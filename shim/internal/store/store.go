@@ -75,7 +75,7 @@ type Store struct {
 	window     window // window of the file before it was opened
 	queue      *queue
 	readers    readers
-	writing    sync.Mutex // held while a batch is written, and to keep the file as it is
+	writing    sync.Mutex // held while a batch is written, and by Check and Close to keep the file as it is
 	reserved   int64      // bytes allocated from the start of the file; guarded by writing
 
 	stop    sync.Once
