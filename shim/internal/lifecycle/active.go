@@ -66,7 +66,8 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 		return nil, err
 	}
 	r := &activeState{}
-	r.Node, r.Pause = hello.Node, &r.pause
+	r.Node = hello.Node
+	r.Pause = &r.pause
 	r.Context, r.cancel = context.WithCancelCause(p.life)
 	r.watchCtx, r.stopWatching = context.WithCancelCause(p.life)
 	var sharing sync.WaitGroup // runs while the store opens, because it is slow if many mounts exist
@@ -113,7 +114,8 @@ func (r *activeState) load(ctx context.Context, p *Process, hello *rpc.Hello) (e
 	}
 	r.Notifier = rpc.NewNotifier(r.Table.Index())
 	r.Feed = registry.NewFeed(r.store, r.Table, registry.RecentEvents)
-	r.State, r.Generation = r.store, r.store.Generation()
+	r.State = r.store
+	r.Generation = r.store.Generation()
 	if err := r.store.View(ctx, func(v registry.View) error {
 		return cluster.CheckMember(v, hello.ClusterID())
 	}); err != nil {
@@ -195,7 +197,8 @@ func (r *activeState) build(
 	stager := node.NewStager(calls, r.fleet, m, node.Options{
 		Layout: layout, Node: hello.Node, Admitted: admitted, Suspended: suspended, Logger: p.log.Named("node"),
 	})
-	r.Meter, r.onNode = stager, stager.WatchHealth
+	r.Meter = stager
+	r.onNode = stager.WatchHealth
 	r.health = controller.NewHealth(calls, r.fleet, suspended, p.log.Named("health"))
 	r.Volumes = controller.New(calls, r.fleet, stager, p.log.Named("volumes"))
 	r.Volumes.Fence = p.callbacks.Fence

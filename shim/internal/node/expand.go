@@ -183,7 +183,8 @@ func (s *Stager) grow(ctx context.Context, by intent.Caller, st state, where sit
 		Hash: intent.Hash(registry.NodeExpandRPC, request, where.at.Host, where.staged.Host),
 	}
 	before := st.staging.Expanded
-	refused, capacity := false, int64(0)
+	refused := false
+	capacity := int64(0) // as the plugin responds
 	err = s.Send(ctx, by, intent.Call{
 		Intent: open,
 		Before: func(view registry.View) (registry.Change, error) {

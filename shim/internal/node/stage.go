@@ -113,7 +113,8 @@ func (s *Stager) stillStaged(st state) (bool, error) {
 func (s *Stager) stageCall(
 	ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, st state,
 ) (mountCall, error) {
-	at, what := st.staging.Path, fmt.Sprintf("stage volume %s", v.VolumeName())
+	at := st.staging.Path
+	what := fmt.Sprintf("stage volume %s", v.VolumeName())
 	secrets, err := s.Resolve(ctx, v.VolumeSpec)
 	if err != nil {
 		return mountCall{}, fmt.Errorf("%s: %w", what, err)

@@ -51,7 +51,8 @@ func allocStatus(v registry.View, al registry.Alloc, claims []registry.Claim) re
 		at, _ := v.Attachment(registry.AttachmentKey{Volume: c.Volume, Node: c.Node})
 		use.Attach = at.State
 		if p, ok := v.Staging(c.Volume); ok {
-			use.Stage, use.Health.Node, use.Expansion = p.State, p.Condition, use.Expansion.WithNode(p.Expanded)
+			use.Stage, use.Health.Node = p.State, p.Condition
+			use.Expansion = use.Expansion.WithNode(p.Expanded)
 		}
 		if in, ok := registry.OpenIntent(v, c.Volume); ok {
 			use.Intent = &in
@@ -175,7 +176,8 @@ func volumeStatus(v registry.View, vol registry.Volume, waits []registry.Wait) r
 	out := registry.VolumeStatus{Volume: vol, Waiting: waits}
 	out.Attachments = v.Attachments(vol.VolumeKey())
 	out.Staging, _ = v.Staging(vol.VolumeKey())
-	out.Health.Node, out.Expansion = out.Staging.Condition, vol.Expansion.WithNode(out.Staging.Expanded)
+	out.Health.Node = out.Staging.Condition
+	out.Expansion = vol.Expansion.WithNode(out.Staging.Expanded)
 	if in, ok := registry.OpenIntent(v, vol.VolumeKey()); ok {
 		out.Intent = &in
 	}

@@ -24,7 +24,8 @@ func (a *Allocs) TakeDownUnclaimed(ctx context.Context) error {
 		seen := map[registry.VolumeKey]bool{}
 		add := func(key registry.VolumeKey) {
 			if l, is := a.leftoverOf(v, key); is && !seen[key] {
-				seen[key], unclaimed = true, append(unclaimed, l)
+				seen[key] = true
+				unclaimed = append(unclaimed, l)
 			}
 		}
 		for _, p := range v.Stagings() {

@@ -225,7 +225,8 @@ func (n *snapshots) blocks(
 		reply := &pb.SnapshotBlocksReply{Answer: a.latest(ctx), BlockType: string(part.Type),
 			VolumeCapacityBytes: part.Capacity}
 		for _, r := range part.Ranges {
-			reply.Ranges, next = append(reply.Ranges, &pb.BlockRange{Offset: r.Offset, Size: r.Size}), r.End()
+			reply.Ranges = append(reply.Ranges, &pb.BlockRange{Offset: r.Offset, Size: r.Size})
+			next = r.End()
 		}
 		reply.NextOffset = next
 		return send(reply)

@@ -62,7 +62,8 @@ func (u *supervision) awaitReady(ctx context.Context) (fingerprints, *problem, e
 	ctx, cancel := context.WithTimeoutCause(ctx, u.timeLeft(), errStartTimeout)
 	defer cancel()
 	var last *problem
-	shown, nextReport := "", time.Now().Add(problemEvery)
+	shown := "" // the text of the problem that was reported last
+	nextReport := time.Now().Add(problemEvery)
 	for waits := retries(startRetry); ; intent.Sleep(ctx, waits.NextBackOff()) {
 		if last != nil && ctx.Err() != nil {
 			return nil, last, context.Cause(ctx)

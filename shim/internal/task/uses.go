@@ -117,7 +117,8 @@ func servedBy(
 	add := func(key registry.VolumeKey, name registry.VolumeName) *registry.ServedVolume {
 		i, known := positions[key]
 		if !known {
-			i, positions[key] = len(volumes), len(volumes)
+			i = len(volumes)
+			positions[key] = i
 			volumes = append(volumes, registry.ServedVolume{Volume: name, External: key.External})
 		}
 		return &volumes[i]
