@@ -42,7 +42,7 @@ func TestAttachAndDetach(t *testing.T) {
 	}
 }
 
-func TestAttachOnlyWhereThePluginDoes(t *testing.T) {
+func TestAttachOnlyIfThePluginAttaches(t *testing.T) {
 	node := with()
 	node.Role = registry.RoleNode
 	for what, plugins := range map[string]table{"a controller that does not": of(registry.CreateDelete),
@@ -109,7 +109,7 @@ func TestAttachRefuses(t *testing.T) {
 }
 
 // Whatever the outcome of an attach, it is undone on the node that was recorded before it was sent.
-func TestWhateverWasSentIsDetached(t *testing.T) {
+func TestAttachIsUndoneWhateverItsOutcome(t *testing.T) {
 	for _, f := range []fault{failed("INVALID_ARGUMENT"), uncertain("ALREADY_EXISTS", true),
 		uncertain("ALREADY_EXISTS", false)} {
 		d := open(t, of(registry.AttachDetach), ready(), claimed())

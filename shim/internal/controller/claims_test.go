@@ -44,7 +44,7 @@ func (d *desk) claims() (claims []registry.Claim, events []registry.Event) {
 	return claims, events
 }
 
-func TestTakeCompletesAndRepeats(t *testing.T) {
+func TestClaimTakesOptionsFromTheVolumeAndRepeats(t *testing.T) {
 	l := open(t, table{}, volume())
 	first, err := l.Controller.Claim(t.Context(), wanted("a1", registry.SingleNodeWriter))
 	if err != nil {
@@ -98,7 +98,7 @@ func TestConflictNamesTheHolder(t *testing.T) {
 	}
 }
 
-func TestTakeRefuses(t *testing.T) {
+func TestClaimIsRefusedWithTheReason(t *testing.T) {
 	deleting, creating, narrow := volume(), volume(), volume()
 	deleting.State, creating.State = registry.VolumeDeleting, registry.VolumeCreating
 	narrow.Capabilities = []registry.VolumeCapability{{Access: registry.MultiNodeReaderOnly,

@@ -20,7 +20,7 @@ func (s *lateState) Commit(ctx context.Context, decisions ...registry.Decision) 
 	return s.State.Commit(ctx, append([]registry.Decision{read}, decisions...)...)
 }
 
-// An operation is not refused because this node has not yet read what another node has changed.
+// An operation is refused only after this node has read the changes of other nodes.
 func TestRefusalsAreConfirmed(t *testing.T) {
 	type records = []registry.Record
 	creating, other, file := ready(), ready(), ready().VolumeSpec

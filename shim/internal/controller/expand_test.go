@@ -201,8 +201,8 @@ func TestDeleteSettlesAnExpansion(t *testing.T) {
 	})
 }
 
-// An answer without a look at the volume does not settle an earlier try that has no answer. The earlier try may have
-// expanded the volume.
+// The refusal of a plugin that has not looked at the volume does not settle an earlier try without an answer. The
+// earlier try may have expanded the volume.
 func TestRefusalAfterALostTryIsNoEnd(t *testing.T) {
 	for code, tries := range map[string]int{"PERMISSION_DENIED": 1, "UNAUTHENTICATED": 3, "UNIMPLEMENTED": 1} {
 		for what, first := range map[string]fault{
@@ -325,7 +325,8 @@ func TestLeftExpansionAwaitsItsPlugin(t *testing.T) {
 	})
 }
 
-// An expansion is not sent while a snapshot of its volume may still be taken at the plugin, and the reverse.
+// An expansion is not sent while a snapshot of its volume may still be taken at the plugin, and a snapshot is not sent
+// while an expansion may still run there.
 func TestSnapshotAndExpansionAreMadeInTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := openSnapshots(t, of(registry.CreateSnapshot, registry.ControllerExpand))

@@ -8,7 +8,7 @@ import (
 	"holdfast/shim/internal/csi"
 )
 
-// The plugin's list is read to its end, even if a token expires. It says which volumes have a record.
+// The plugin's list is read to its end, even if a token expires. The result says which volumes have a record.
 func TestVolumesOfAPluginAreListedToTheirEnd(t *testing.T) {
 	d := open(t, of(registry.ListVolumes), ready())
 	d.pages = map[string]csi.Page{

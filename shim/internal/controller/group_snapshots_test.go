@@ -193,8 +193,8 @@ func TestMembersGoWithTheirGroup(t *testing.T) {
 	})
 }
 
-// If the answer to a group snapshot cannot be used, the group is deleted with the ids of that answer. It is not if
-// another record has one of the ids, or if the plugin says that a snapshot is of another volume.
+// If the answer to a group snapshot cannot be used, the group is deleted with the ids of that answer. It is not
+// deleted if another record has one of the ids, or if the plugin says that a snapshot is of another volume.
 func TestUnusableGroupSnapshotIsDeleted(t *testing.T) {
 	theirs := registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: "default", ID: "s", Name: "s",
 		Volume: "data"}, Plugin: key.Plugin, Source: key.External, External: "snap-1", State: registry.SnapshotReady}

@@ -50,8 +50,8 @@ func updatedSince() registry.Volume {
 }
 
 // TestOnlyAnAnswerEndsALateCall repeats calls of a former executor. A call has ended once the plugin has answered it.
-// It has not if the plugin was not reached, or did not look at the volume. An update of the volume does not change the
-// call.
+// It has not ended if the plugin was not reached, or did not look at the volume. An update of the volume does not
+// change the call.
 func TestOnlyAnAnswerEndsALateCall(t *testing.T) {
 	for rpc, late := range lateCalls() {
 		for _, c := range []struct {
@@ -212,8 +212,8 @@ func TestCallThatIsGivenUpMayRunAtTheFormerExecutor(t *testing.T) {
 	}
 }
 
-// TestSnapshotAndChangesOfItsVolumeExcludeEachOther has a former executor begin a snapshot or an expansion of a volume.
-// The next executor waits before it sends the other kind of call for the volume.
+// TestSnapshotAndChangesOfItsVolumeExcludeEachOther lets a former executor begin a snapshot or an expansion of a
+// volume. The next executor waits before it sends the other kind of call for the volume.
 func TestSnapshotAndChangesOfItsVolumeExcludeEachOther(t *testing.T) {
 	snap := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, Source: key.External,
 		State: registry.SnapshotCreating, Senders: []registry.NodeName{"n1", "n2"}}
@@ -348,8 +348,8 @@ func TestSendersAreTheNodesWhereACallMayRun(t *testing.T) {
 	}
 }
 
-// TestExecutorThatWasInterruptedChecksBeforeItSends has another node take over and begin a call between a node's
-// decision to send a call and the call. The node is the executor again then.
+// TestExecutorThatWasInterruptedChecksBeforeItSends decides to send a call. Before the call is sent, another node takes
+// over and begins a call. Then the first node is the executor again.
 func TestExecutorThatWasInterruptedChecksBeforeItSends(t *testing.T) {
 	v := ready()
 	late := registry.LateCall{Plugin: key.Plugin, For: name.String(), Node: "n1", RPC: registry.ControllerExpandRPC,
@@ -375,8 +375,8 @@ func TestExecutorThatWasInterruptedChecksBeforeItSends(t *testing.T) {
 	})
 }
 
-// TestCallWithoutItsSenderIsNotSent has a commit take the executor out of a call's senders after its decision to send
-// the call, as a commit without a known outcome may do. The executor adds itself before it sends the call.
+// TestCallWithoutItsSenderIsNotSent decides to send a call. Then a commit removes the executor from the senders of the
+// call, as a commit without a known outcome may do. The executor adds itself before it sends the call.
 func TestCallWithoutItsSenderIsNotSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		deleting := ready()
@@ -442,8 +442,8 @@ func TestDeletionWaitsForASnapshotThatIsTaken(t *testing.T) {
 	}
 }
 
-// TestDeletionIsRepeatedOnceItHasSucceeded has the next executor's deletion refused at first, and succeed later. Only
-// then may the former executor repeat it.
+// TestDeletionIsRepeatedOnceItHasSucceeded sends a deletion from the next executor. The plugin refuses it once. Only
+// after a success may the former executor repeat its own deletion.
 func TestDeletionIsRepeatedOnceItHasSucceeded(t *testing.T) {
 	v := ready()
 	v.Created = true

@@ -27,7 +27,7 @@ func (d *desk) runFor(wait time.Duration) {
 }
 
 // After a crash the next process finishes creations and deletions by repeating the same call.
-func TestUnfinishedIsFinishedByTheNextProcess(t *testing.T) {
+func TestUnfinishedOperationIsFinishedByTheNextProcess(t *testing.T) {
 	for _, later := range [][]fault{nil, {uncertain("UNKNOWN", false), uncertain("UNAVAILABLE", true),
 		uncertain("NOT_FOUND", true)}} {
 		synctest.Test(t, func(t *testing.T) {
@@ -63,7 +63,7 @@ func TestUnfinishedIsFinishedByTheNextProcess(t *testing.T) {
 }
 
 // A deletion continues after its caller has gone. A certain refusal ends it.
-func TestUnfinishedEnds(t *testing.T) {
+func TestUnfinishedOperationEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, of(registry.CreateDelete), ready())
 		d.made["vol-data"] = true
@@ -86,7 +86,7 @@ func TestUnfinishedEnds(t *testing.T) {
 }
 
 // Other operations get the lock between two tries.
-func TestUnfinishedCanBeForgotten(t *testing.T) {
+func TestVolumeIsDeregisteredBetweenTwoTries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, of(registry.CreateDelete))
 		d.faults = slices.Repeat([]fault{uncertain("UNKNOWN", false)}, 1000)

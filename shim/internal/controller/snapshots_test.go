@@ -495,9 +495,9 @@ func TestSnapshotWithoutItsSecretsLeavesNoRecord(t *testing.T) {
 	d.wantJournal()
 }
 
-// If Run has sent a creation without an answer, a later refusal does not end it: the first call may have taken the
+// If Run has sent a creation and got no answer, the record stays after a later refusal: Run's call may have taken the
 // snapshot.
-func TestSnapshotStaysAfterACallBesideItsCaller(t *testing.T) {
+func TestSnapshotStaysIfRunHasSentItsCreation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := openSnapshots(t, of(registry.CreateSnapshot), refused("INVALID_ARGUMENT"))
 		unlock, err := d.Locks.Lock(t.Context(), key, "a test")
@@ -518,7 +518,7 @@ func TestSnapshotStaysAfterACallBesideItsCaller(t *testing.T) {
 	})
 }
 
-// A deletion is refused if the plugin has not named the snapshot, as another caller may find out meanwhile.
+// A deletion is refused while the plugin's id of the snapshot is unknown.
 func TestSnapshotWithoutAnIDIsNotDeleted(t *testing.T) {
 	d := openSnapshots(t, of(registry.CreateSnapshot))
 	d.put(registry.VolumeSnapshot{SnapshotSpec: snapSpec, State: registry.SnapshotFailed, Plugin: key.Plugin})

@@ -576,7 +576,7 @@ func uses() map[string][]registry.Record {
 }
 
 // DeleteVolume is not sent for a volume in use.
-func TestDeleteAsksNobodyWhileInUse(t *testing.T) {
+func TestDeleteSendsNothingWhileInUse(t *testing.T) {
 	for says, records := range uses() {
 		d := open(t, of(registry.CreateDelete), append(records, ready())...)
 		if len(records) == 0 {

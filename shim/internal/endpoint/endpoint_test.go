@@ -160,7 +160,7 @@ func (e *env) reply(err error) {
 	e.answer = func(context.Context, driver.Passed) (answered bool, _ error) { return true, err }
 }
 
-// raw returns the message as a server gets it that does not know the type.
+// raw returns the message as a server without its type gets it.
 func raw(t *testing.T, m proto.Message) *emptypb.Empty {
 	t.Helper()
 	text, err := proto.Marshal(m)
@@ -306,7 +306,7 @@ func TestManyUsesEnd(t *testing.T) {
 }
 
 // A call that a killed shim has not answered may have taken effect. So its use stays if the repeated call is refused,
-// or cannot be made in time. The undo ends it.
+// or cannot be made in time. The undo ends the use.
 func TestUseOfAKilledShimsCallIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEnv(t)
@@ -336,7 +336,8 @@ func TestUseOfAKilledShimsCallIsKept(t *testing.T) {
 	})
 }
 
-// While the shim hands over, a call is not sent. Its use is not recorded, because the next shim would take it for sent.
+// While the shim hands over, a call is not sent. Its use is not recorded, because the next shim would
+// take the call for sent.
 func TestUseIsNotRecordedDuringAPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEnv(t)
@@ -440,7 +441,7 @@ func TestSnapshotsOfHoldfastAreNotDeleted(t *testing.T) {
 	}
 }
 
-// Calls that name one object wait for each other. Calls for others do not.
+// Calls that name the same object wait for each other. Calls for other objects do not.
 func TestCallsForOneObjectAreMadeOneAtATime(t *testing.T) {
 	for name, c := range map[string]struct {
 		first, second step

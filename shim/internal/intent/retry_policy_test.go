@@ -14,7 +14,7 @@ import (
 	"holdfast/registry"
 )
 
-// To try 10^6 and beyond, the delay never overflows, never shrinks, and stays between half of the first delay and the
+// Even after 10^6 tries, the delay never overflows, never shrinks, and stays between half of the first delay and the
 // maximum.
 func TestBackoffSaturates(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

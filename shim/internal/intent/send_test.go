@@ -243,7 +243,7 @@ func TestOnlyTheSameCallOrItsUndo(t *testing.T) {
 	}
 }
 
-func TestTriedAgainUntilItIsDone(t *testing.T) {
+func TestCallIsTriedAgainUntilItIsDone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, sent := registrytest.NewLog(time.Now), 0
 		err := send(t.Context(), log, stage(func(context.Context) error {
