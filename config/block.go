@@ -343,7 +343,7 @@ func oneOf[T ~string](f *fields, name string) T {
 	s, ok := f.primitive(name)
 	if !ok {
 		if f.has(name) {
-			return ""
+			return "" // it is invalid or unknown, so the default does not apply
 		}
 		return T(fallbackOf[string](declared))
 	}

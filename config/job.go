@@ -137,7 +137,7 @@ var updateStanza = &stanza{name: "update", fields: []field{{name: "canary", kind
 
 // canary reports whether an update block requests canaries.
 func (f *file) canary(at *fields) bool {
-	for _, b := range at.all("update") {
+	for _, b := range at.all("update") { // without its blocks: carry expands them
 		update := f.fields(block{kind: "update", body: &hclsyntax.Body{Attributes: b.body.Attributes}, ctx: b.ctx,
 			head: b.head}, updateStanza)
 		if update.integer("canary") > 0 {

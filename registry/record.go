@@ -265,8 +265,8 @@ func (c Change) Check() error {
 		}
 	}
 	if n, bucket := c.shared(); n > MaxShared {
-		return Errorf(ErrInternal, "commit writes %d shared records with index entries, and at most %d fit; "+
-			"the last of %s: decide about some of them at a time, as EnsureAll does", n, MaxShared, bucket)
+		return Errorf(ErrInternal, "commit writes %d shared records with index entries, but at most %d fit; "+
+			"the last one is in %s: decide about some of them at a time, as EnsureAll does", n, MaxShared, bucket)
 	}
 	if c.Mixed() {
 		var buckets []string

@@ -119,8 +119,7 @@ func TestPartMayBeAFile(t *testing.T) {
 		t.Errorf("%q, %v", b, err)
 	}
 	must(t, unix.Unmount(w.at(p), 0))
-	p.Path = "a" // a directory where a file was, and back
-	for _, next := range []string{"a", "a/file", "a"} {
+	for _, next := range []string{"a", "a/file", "a"} { // a directory where a file was, and back
 		p.Path = next
 		must(t, MountPart(p))
 		must(t, unix.Unmount(w.at(p), 0))

@@ -15,7 +15,7 @@ import (
 type Log struct {
 	now       func() time.Time
 	committed atomic.Pointer[state] // what views see
-	keep      int
+	keep      int                   // how many events are kept
 
 	mu        sync.Mutex // held by one commit at a time
 	listeners []func(registry.Applied)
