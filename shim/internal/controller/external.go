@@ -182,7 +182,8 @@ func (m *Controller) describe(
 			}
 			return nil
 		})
-		if found = last; err == nil && found.Volume == "" {
+		found = last
+		if err == nil && found.Volume == "" {
 			return found, errNoVolume(id, external)
 		}
 	default:

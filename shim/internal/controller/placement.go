@@ -51,7 +51,7 @@ func (r *refusals) checkLimit(view registry.View, node registry.Instance, planne
 	slices.Sort(texts)
 	slices.SortFunc(holders, func(a, b registry.Claim) int { return cmp.Compare(a.Key().Path, b.Key().Path) })
 	r.addHeld(holders, registry.InfeasibleLimit,
-		"volume %s has no room: plugin %s allows %d volumes on node %s, and %d are there: %s", r.claim.Name,
+		"no room for volume %s: plugin %s allows %d volumes on node %s, and %d are there: %s", r.claim.Name,
 		r.claim.Volume.Plugin, limit, r.claim.Node, len(placed), strings.Join(texts, ", "))
 }
 

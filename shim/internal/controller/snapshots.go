@@ -135,7 +135,7 @@ func newSnapshot(view registry.View, spec registry.SnapshotSpec) (registry.Volum
 			return snap, registry.Invalid("volume %s belongs to plugin %s, and volume %s to plugin %s; "+
 				"a group snapshot is taken of volumes of one plugin", name, v.Plugin, volumes[0].ID, snap.Plugin)
 		case slices.ContainsFunc(snap.Members, func(m registry.GroupMember) bool { return m.Source == v.External }):
-			return snap, registry.Invalid("volume %s is at its plugin one that the group has already: %q",
+			return snap, registry.Invalid("volume %s is the same volume at its plugin as another one of the group: %q",
 				name, v.External)
 		}
 		if i > 0 && v.Node != snap.Node {
@@ -184,7 +184,7 @@ func checkNames(view registry.View, snap registry.VolumeSnapshot) error {
 		for _, id := range other.IDs() {
 			if slices.Contains(snap.IDs(), id) {
 				return registry.Errorf(registry.ErrExists,
-					"its snapshot would be %s, which %s has already; choose another id",
+					"the id of its snapshot would be %s, which %s has already; choose another id",
 					id, nameOf(other.SnapshotSpec))
 			}
 		}
@@ -340,7 +340,7 @@ func (s *Snapshots) beginDeletion(ctx context.Context, ref snapshotRef) (fresh r
 func errInGroup(view registry.View, snap registry.VolumeSnapshot) error {
 	for _, group := range view.GroupSnapshots() {
 		if group.Plugin == snap.Plugin && group.External == snap.Group {
-			return registry.Errorf(registry.ErrConflict, "it belongs to %s and goes with it only; "+
+			return registry.Errorf(registry.ErrConflict, "it belongs to %s and is removed only with it; "+
 				"use `group-snapshot delete` or `group-snapshot deregister`", nameOf(group.SnapshotSpec))
 		}
 	}

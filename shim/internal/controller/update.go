@@ -153,9 +153,10 @@ func (m *Controller) updateRecord(ctx context.Context, spec registry.VolumeSpec)
 			asks = asks || asksPlugin(c)
 		}
 	}
-	if fields = slices.Compact(fields); fields == nil {
+	if fields == nil {
 		return nil, nil
 	}
+	fields = slices.Compact(fields)
 	if asks {
 		if _, err := m.confirm(ctx, updated(diff.Volume, spec).VolumeSpec); err != nil {
 			return nil, err

@@ -25,7 +25,8 @@ func (e *Endpoint) Forget(ctx context.Context, key registry.VolumeKey, f registr
 			change.Delete = append(change.Delete, use.Key())
 			texts = append(texts, use.String())
 		}
-		switch found = found || len(uses) > 0; {
+		found = found || len(uses) > 0
+		switch {
 		case len(uses) == 0 && found: // all are removed
 			return registry.Change{}, nil
 		case len(uses) == 0:
