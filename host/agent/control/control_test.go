@@ -278,7 +278,7 @@ func TestJobRunsAndItsLogsAreRead(t *testing.T) {
 	if a, err := c.Alloc(t.Context(), id); err != nil || a.Tasks[0].ExitCode == nil || len(a.Notes) == 0 {
 		t.Errorf("%+v, %v", a, err)
 	}
-	// Errors of logs reach the client, which also get those of a pruned alloc.
+	// Errors about logs reach the client.
 	if err := c.Logs(t.Context(), id, "other", agent.LogOptions{}, &out); !errors.Is(err, registry.ErrNotFound) {
 		t.Errorf("logs of an unknown task: %v", err)
 	}

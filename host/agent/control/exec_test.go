@@ -11,7 +11,7 @@ import (
 )
 
 // A signal may arrive when the program has ended and events are not received any more.
-func TestSignalAfterTheEndOfACommandHoldsNothing(t *testing.T) {
+func TestSignalAfterTheEndOfACommandDoesNotBlock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		agent, client := net.Pipe()
 		ended, returned := make(chan struct{}), make(chan struct{})

@@ -227,7 +227,7 @@ func addNodeCases(out map[string][]Notice) {
 	}
 }
 
-func TestNoticesReadAsHelp(t *testing.T) {
+func TestNoticesMatchTheGoldenFile(t *testing.T) {
 	defer func(clock func() time.Time) { now = clock }(now)
 	now = func() time.Time { return noon }
 	var text strings.Builder

@@ -111,7 +111,7 @@ func TestRemovedControlSocketIsMadeAgain(t *testing.T) {
 				tick := time.NewTicker(10 * time.Millisecond)
 				for {
 					now, err := os.Lstat(path)
-					if err == nil && !os.SameFile(now, before) && dials(ctx, path) {
+					if err == nil && !os.SameFile(now, before) && answers(ctx, path) {
 						break
 					}
 					select {
@@ -139,13 +139,13 @@ func TestRemovedControlSocketIsMadeAgain(t *testing.T) {
 	}
 }
 
-// dials reports whether a request is answered.
-func dials(ctx context.Context, path string) bool {
+// answers reports whether a request is answered.
+func answers(ctx context.Context, path string) bool {
 	_, err := NewClient(path).open(ctx, http.MethodGet, "/", nil)
 	return err == nil
 }
 
-// deadSocket is a socket file without a listener.
+// deadSocket creates a socket file without a listener.
 func deadSocket(path string) error {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
 	if err != nil {
@@ -165,7 +165,7 @@ func TestSocketOfSystemdIsUsed(t *testing.T) {
 	f, err := unit.File()
 	must(t, err)
 	defer f.Close()
-	fd, err := unix.Dup(int(f.Fd())) // activated closes it
+	fd, err := unix.Dup(int(f.Fd())) // findPassedListener closes it
 	must(t, err)
 	l, err := findPassedListener(path, fd, 1)
 	if err != nil || l == nil {

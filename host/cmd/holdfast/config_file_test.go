@@ -36,7 +36,7 @@ func readText(t *testing.T, text string, args ...string) (c *cobra.Command, p *p
 	return c, p, cluster, err
 }
 
-func TestConfigFileSetsFlagsThatTheCommandLineHasNot(t *testing.T) {
+func TestConfigFileSetsFlagsThatTheCommandLineLacks(t *testing.T) {
 	c, p, _, err := readText(t, `
 		state_dir   = "/srv/holdfast"
 		log_level   = "debug"

@@ -47,7 +47,7 @@ func TestMountsOfTheOperatorStay(t *testing.T) {
 	}
 }
 
-// A command that fails after a signal returns the signal as its error. One that succeeds does not.
+// A command that fails after a signal returns the signal as its error. A command that succeeds does not.
 func TestSignalIsTheExitCode(t *testing.T) {
 	c := &cobra.Command{}
 	c.SetContext(t.Context())

@@ -11,7 +11,7 @@ import (
 )
 
 // Without a terminal, a wait is reported at once and then every ten seconds.
-func TestWaitsAreReportedNowAndThen(t *testing.T) {
+func TestWaitsAreReportedAtIntervals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out strings.Builder
 		w := &waiter{to: &out}
