@@ -157,13 +157,14 @@ type VolumeSpec struct {
 	Preferred    []Topology         `json:"preferred,omitempty"`    // topology_request.preferred
 	// Mutable holds the mutable parameters in effect.
 	Mutable map[string]string `json:"mutable_parameters,omitempty"`
-	// If the plugin has controller_scope = "node", Node is the node that stores the volume and makes its controller
-	// calls.
-	Node NodeName `json:"node,omitempty"`
-	// At most one of these is set: what the volume is filled from (volume_content_source).
+	// At most one of CloneID, CloneExternal and SnapshotID is set: what the volume is filled from
+	// (volume_content_source). All fields keep their order, because hashes of open calls depend on it (intent.Hash).
 	CloneID       VolumeID   `json:"clone_id,omitempty"`          // a volume of this namespace and plugin
 	CloneExternal ExternalID `json:"clone_external_id,omitempty"` // a volume, by the plugin's id
-	SnapshotID    ExternalID `json:"snapshot_id,omitempty"`       // a snapshot of this namespace, or by the plugin's id
+	// If the plugin has controller_scope = "node", Node is the node that stores the volume and makes its controller
+	// calls.
+	Node       NodeName   `json:"node,omitempty"`
+	SnapshotID ExternalID `json:"snapshot_id,omitempty"` // a snapshot of this namespace, or by the plugin's id
 }
 
 // Source says what a new volume is filled from (CSI VolumeContentSource). At most one field is set. The zero value
