@@ -5,22 +5,9 @@ import (
 	"testing"
 
 	"holdfast/registry"
+	"holdfast/registry/registrytest"
 )
 
-// lateState is the state of a node that has not yet read a change by another node. Its first commit reads it.
-type lateState struct {
-	registry.State
-	change registry.Change
-}
-
-func (s *lateState) Commit(ctx context.Context, decisions ...registry.Decision) (registry.Seq, error) {
-	change := s.change
-	s.change = registry.Change{}
-	read := func(registry.View) (registry.Change, error) { return change, nil }
-	return s.State.Commit(ctx, append([]registry.Decision{read}, decisions...)...)
-}
-
-// An operation is refused only after this node has read the changes of other nodes.
 func TestRefusalsAreConfirmed(t *testing.T) {
 	type records = []registry.Record
 	creating, other, file := ready(), ready(), ready().VolumeSpec
@@ -92,7 +79,7 @@ func TestRefusalsAreConfirmed(t *testing.T) {
 				d.drop(ready().Key())
 				d.put(c.records...)
 				wantErr(t, "without the change", operations[operation](t.Context(), d), c.refusal, "")
-				d.desk.Controller.State = &lateState{d.log, c.change}
+				d.desk.Controller.State = &registrytest.Late{State: d.log, Change: c.change}
 				noErr(t, "with the change", operations[operation](t.Context(), d))
 			})
 		}

@@ -291,7 +291,7 @@ func (m *Controller) newRecord(
 	if m.Late != nil {
 		return *m.Late.Volume, nil
 	}
-	err = m.State.View(ctx, func(view registry.View) error {
+	err = registry.Confirm(ctx, m.State, func(view registry.View) error {
 		var found bool
 		if v, found = view.Volume(spec.VolumeName()); found {
 			return nil

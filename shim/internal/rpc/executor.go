@@ -170,11 +170,14 @@ func (a *Active) remoteCall(
 	if c.Request, err = (proto.MarshalOptions{Deterministic: true}).Marshal(copied); err != nil {
 		return c, false, err
 	}
-	here := false
-	err = a.State.View(ctx, func(v registry.View) error {
+	here, unknown := false, false
+	err = registry.Confirm(ctx, a.State, func(v registry.View) error {
 		by := executorOf(v, req)
 		if earlier, found := v.RemoteCall(c.ID); found { // the call may already have deleted its volume
 			by = earlier.ExecutedBy()
+		}
+		if unknown = by == (registry.ExecutorKey{}); unknown {
+			return registry.Errorf(registry.ErrNotFound, "no record names the executor") // etcd may have one
 		}
 		c.Plugin, c.To = by.Plugin, by.Node
 		node, known := v.Node(by.Node)
@@ -186,6 +189,9 @@ func (a *Active) remoteCall(
 		elsewhere = by.Node != "" || v.Executed(by.Plugin)
 		return nil
 	})
+	if unknown && errors.Is(err, registry.ErrNotFound) {
+		return c, false, nil
+	}
 	if here || err != nil {
 		return c, false, err
 	}

@@ -5,6 +5,7 @@ import (
 
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/registry"
+	"holdfast/registry/registrytest"
 )
 
 // Each node has a plugin that keeps volumes on their node. The call for a volume goes to the volume's node, even if
@@ -56,5 +57,24 @@ func TestCallsForAVolumeOnALostNode(t *testing.T) {
 				Name: &pb.SnapshotName{Namespace: string(snap.Namespace), Id: string(snap.ID)}}) != c.needs {
 			t.Errorf("%+v: the deregistration is passed on wrongly", c)
 		}
+	}
+}
+
+// A call for a volume that another node has just recorded goes to the volume's node.
+func TestCallForANewVolumeGoesToItsNode(t *testing.T) {
+	e := newEnv(t)
+	there := volume("v")
+	there.Node = "there"
+	put(t, e.log, registry.Node{Name: "there", State: registry.NodeReady})
+	req := &pb.DeregisterVolumeRequest{Call: &pb.Call{OperationId: "op"},
+		Name: &pb.VolumeName{Namespace: string(there.Namespace), Id: string(there.ID)}}
+	_, elsewhere, err := e.active.remoteCall(t.Context(), pb.Volumes_Deregister_FullMethodName, req)
+	if elsewhere || err != nil {
+		t.Errorf("unknown: passed on %v, %v", elsewhere, err)
+	}
+	e.active.State = &registrytest.Late{State: e.log, Change: registry.Change{Put: []registry.Record{there}}}
+	c, elsewhere, err := e.active.remoteCall(t.Context(), pb.Volumes_Deregister_FullMethodName, req)
+	if !elsewhere || err != nil || c.To != "there" {
+		t.Errorf("recorded by another node: passed on %v to %q, %v", elsewhere, c.To, err)
 	}
 }
