@@ -26,8 +26,8 @@ var mountStanza = &stanza{
 		{name: "selinux_label", kind: isChoice, words: []string{"z", "Z", ""},
 			doc: "How the volume is labelled for SELinux: shared (z) or private (Z)."},
 		{name: "sub_path", kind: isText,
-			doc: "A directory or file in the volume, which is mounted instead of the root. It may hold references " +
-				"such as `${NOMAD_ALLOC_INDEX}`."},
+			doc: "A directory or file of the volume. It is mounted instead of the volume's root, and may hold " +
+				"references such as `${NOMAD_ALLOC_INDEX}`."},
 	},
 }
 

@@ -134,7 +134,7 @@ func wrongPath(s string) string {
 	}
 	for _, own := range []string{"/", "/proc", "/sys", "/dev"} {
 		if path.Clean(s) == own || own != "/" && own != "/dev" && within(s, own) {
-			return "must not be / or /dev, and not lie in /proc or /sys"
+			return "must not be / or /dev, and must not be or lie in /proc or /sys"
 		}
 	}
 	return ""

@@ -67,15 +67,15 @@ func ParseNamespace(s string) (Namespace, error) { return parseName[Namespace]("
 func ParseRole(s string) (Role, error)           { return parseName[Role]("role", s) }
 func ParseNodeName(s string) (NodeName, error)   { return parseName[NodeName]("node name", s) }
 
-// ParseTaskName accepts 1 to 128 bytes of printable text without '/' and "..". Other orchestrators allow free text as
-// names of tasks and requests.
+// ParseTaskName accepts 1 to 128 bytes of printable text without '/', except "." and texts with an element "..". Other
+// orchestrators allow free text as names of tasks and requests.
 func ParseTaskName(s string) (TaskName, error) { return parseLabel[TaskName]("task name", s) }
 
 // ParseLabel accepts the texts that ParseTaskName accepts. what names the text in errors.
 func ParseLabel(what, s string) (string, error) { return parseLabel[string](what, s) }
 
-// ParseVolumeID accepts 1 to 128 bytes of printable text without '/' and "..". Many drivers join the ID into paths of
-// their own, some without a check.
+// ParseVolumeID accepts what ParseTaskName accepts. Many drivers join the ID into paths of their own, some without a
+// check.
 func ParseVolumeID(s string) (VolumeID, error) { return parseLabel[VolumeID]("volume id", s) }
 
 // ParseOperationID accepts what ParseTaskName accepts.

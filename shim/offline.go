@@ -48,7 +48,7 @@ func (f *offlineFlags) declare() {
 	flag.Bool("json", true, "of -doctor: print JSON, which it always does")
 	flag.StringVar(&f.migrate, "migrate", "", "move the volumes of -state into the cluster that standard input "+
 		"describes, as node NAME, and exit")
-	flag.StringVar(&f.leave, "leave", "", "remove node NAME, whose state is -state, from the cluster that "+
+	flag.StringVar(&f.leave, "leave", "", "make node NAME, whose state is -state, leave the cluster that "+
 		"standard input describes, and exit")
 	flag.BoolVar(&f.lost, "lost", false,
 		"of -leave: the cluster is gone for good, so nothing is read from standard input")

@@ -94,7 +94,8 @@ var (
 	}
 	missed = host.Instance{
 		InstanceKey: registry.InstanceKey{Role: "csi-node", Alloc: "ffffffff-0000", Task: "csi"}, Attempt: 4,
-		Health: registry.Health{State: registry.Unhealthy, Cause: "missed", Detail: "no answer in 1s", Since: noon},
+		Health: registry.Health{State: registry.Unhealthy, Cause: registry.CauseMissed, Detail: "no answer in 1s",
+			Since: noon},
 	}
 	job = control.Job{
 		ID: "db", Namespace: "default", Type: "service", Status: "pending", Version: 2, Submitted: noon,

@@ -17,7 +17,7 @@ type flight struct {
 }
 
 // skew bounds how long after the begin of a call a second process may note that the caller has given up an earlier call
-// there. The two processes notice these events in either order, and late on a busy machine.
+// to it. The two processes notice these events in either order, and late on a busy machine.
 const skew = 2_000_000_000 // nanoseconds
 
 func (f *flight) keys() (keys []subjectKey) {

@@ -718,7 +718,7 @@ type Wait struct {
 	Volume        *VolumeName            `protobuf:"bytes,3,opt,name=volume,proto3" json:"volume,omitempty"`
 	Step          string                 `protobuf:"bytes,4,opt,name=step,proto3" json:"step,omitempty"` // "claim", "plugin", "turn", "attach", "stage", "publish", "unpublish", "unstage", "detach"
 	For           string                 `protobuf:"bytes,5,opt,name=for,proto3" json:"for,omitempty"`   // what the request waits for
-	Rpc           string                 `protobuf:"bytes,6,opt,name=rpc,proto3" json:"rpc,omitempty"`   // the last call that failed
+	Rpc           string                 `protobuf:"bytes,6,opt,name=rpc,proto3" json:"rpc,omitempty"`   // the open call, or the last one that failed; empty: none was sent
 	Code          string                 `protobuf:"bytes,7,opt,name=code,proto3" json:"code,omitempty"`
 	Detail        string                 `protobuf:"bytes,8,opt,name=detail,proto3" json:"detail,omitempty"` // redacted
 	Attempt       uint64                 `protobuf:"varint,9,opt,name=attempt,proto3" json:"attempt,omitempty"`

@@ -56,14 +56,14 @@ func (e *Executors) Check(v registry.View, by registry.ExecutorKey) (registry.Ex
 	}
 	if by.Node != "" {
 		return registry.Executor{}, registry.Errorf(registry.ErrUnavailable,
-			"%s, not node %s", describe(v, by), e.state.node)
+			"%s; this is node %s", describe(v, by), e.state.node)
 	}
 	executor, _ := v.Executor(by.Plugin)
 	lease, _ := v.NodeLease(e.state.node)
 	if executor.Holder == e.state.node && executor.Lease == lease.Lease && lease.Lease != 0 {
 		return executor, nil
 	}
-	return executor, registry.Errorf(registry.ErrUnavailable, "%s, not node %s", describe(v, by), e.state.node)
+	return executor, registry.Errorf(registry.ErrUnavailable, "%s; this is node %s", describe(v, by), e.state.node)
 }
 
 // describe says which node makes the controller calls, by.Node or else the plugin's executor, and whether it is
@@ -77,7 +77,7 @@ func describe(v registry.View, by registry.ExecutorKey) string {
 		text = fmt.Sprintf("node %s has the volume, and makes its controller calls for plugin %s", node, by.Plugin)
 	}
 	if _, alive := v.NodeLease(node); node != "" && !alive {
-		text += " (the node is suspect: its shim has lost its lease in etcd)"
+		text += ", and is suspect: its shim has lost its lease in etcd"
 	}
 	return text
 }

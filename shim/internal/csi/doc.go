@@ -6,6 +6,7 @@
 //
 // Plugins are not trusted. Each answer has a size limit. Answers are read nil-safe, and it is the caller who checks
 // them. Texts are bounded, and secrets are masked in them: those of the call, those that the plugin was sent before
-// (TestSecretsDoNotLeakIntoOtherCalls), and those that the caller names. The error of a Fleet's call is a
-// *registry.CallError, whose outcome says whether the call may still take effect (TestOutcomeOfEveryCode).
+// (TestSecretsDoNotLeakIntoOtherCalls), and those that the caller names. The error of a call to a
+// plugin is a *registry.CallError, or that of the function that receives the answer. The outcome of a CallError says
+// whether the call may still take effect (TestOutcomeOfEveryCode).
 package csi

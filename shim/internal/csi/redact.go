@@ -179,7 +179,7 @@ func (r redactor) redact(s string) string {
 		return withheld
 	}
 	s = printable(r.mask(s))
-	s = maskNamed(r.mask(s)) // mask again: printable makes spaces of line breaks, and a secret may have spaces
+	s = maskNamed(r.mask(s)) // mask again: printable replaced characters by spaces, and a secret may have spaces
 	if len(s) > maxText {
 		s = s[:maxText] + "…"
 	}

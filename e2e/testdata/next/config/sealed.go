@@ -11,7 +11,8 @@ import (
 )
 
 // Versions of sealed data. A new field that an older reader must not ignore gets a version of its own. Only data with
-// that field has this version (see least). Other new fields need no version. sealedVersion is the newest.
+// that field has this version (see least). Other new fields need no version. sealedVersion is the newest;
+// raise it with each new version.
 const (
 	firstVersion    = 1
 	subPathsVersion = 2 // ignoring a sub_path would expose the whole volume to the task
