@@ -81,7 +81,7 @@ deb: ## build bin/holdfast_VERSION_ARCH.deb (needs dpkg-deb)
 package-test: ## install, upgrade, remove and purge the package below a systemd of its own, with tasks (needs root)
 	$(MAKE) -s deb
 	@mkdir -p $(dir $(NEXT))
-	$(GO) run ./internal/nextrelease/overlay > $(NEXT)
+	$(GO) run ./internal/nextrelease/overlay > $(NEXT).$@ && mv $(NEXT).$@ $(NEXT)
 	GOFLAGS="$$($(GO) env GOFLAGS) -overlay=$(NEXT)" $(MAKE) -s deb BIN=$(CURDIR)/.cache/next VERSION=99.0.0
 	.ci/package-test $(BIN)/holdfast_$(VERSION)_$(ARCH).deb $(CURDIR)/.cache/next/holdfast_99.0.0_$(ARCH).deb
 
@@ -99,7 +99,7 @@ test: ## run all tests that take seconds, with -race; see also long, compat and 
 
 compat: ## swap between this release and the next under load, with the host of either; builds bin/holdfast-shim-next
 	@mkdir -p $(BIN) $(dir $(NEXT))
-	$(GO) run ./internal/nextrelease/overlay > $(NEXT)
+	$(GO) run ./internal/nextrelease/overlay > $(NEXT).$@ && mv $(NEXT).$@ $(NEXT)
 	$(GO) build -overlay $(NEXT) -o $(BIN)/holdfast-shim-next ./shim
 	@cd $(BIN) && sha256sum holdfast-shim-next | cut -d' ' -f1 > holdfast-shim-next.sha256
 	$(GO) vet -overlay $(NEXT) ./...

@@ -72,7 +72,11 @@ func Flag(dir string) (string, error) {
 		return "", fmt.Errorf("overlay of the next release: %w", err)
 	}
 	path := filepath.Join(dir, "next.overlay.json")
-	return "-overlay=" + path, os.WriteFile(path, text, 0o600)
+	whole := fmt.Sprintf("%s.%d", path, os.Getpid()) // another process may read path
+	if err := os.WriteFile(whole, text, 0o600); err != nil {
+		return "", err
+	}
+	return "-overlay=" + path, os.Rename(whole, path)
 }
 
 // digests returns the correct content of originals.sha256: a line for each file that a copy replaces.
