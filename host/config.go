@@ -46,7 +46,7 @@ type Config struct {
 	Fence func(ctx context.Context, node string) error
 
 	MaxHold      time.Duration // how long a call waits in all while no shim is active; default 30 s
-	Bake         time.Duration // how long a replaced shim stands by, or more until the new one answers; default 10 s
+	Bake         time.Duration // how long a replaced shim stands by, at least; default 10 s
 	SwapBudget   time.Duration // how long a swap may hold calls before it is given up; default 500 ms
 	StartTimeout time.Duration // for the shim's handshake, and again for its answer to Hello; default 10 s
 

@@ -131,7 +131,7 @@ func (s *shim) checkReadable(schema uint32) error {
 			"than %d, and could not take over again: swap to a release between the two first", schema, s.schema)
 }
 
-// errTooLate is wrapped by the cause of a context that ended at its withLimit.
+// errTooLate is wrapped by the cause of a context that has ended at the limit of withLimit.
 var errTooLate = errors.New("there was no answer")
 
 // withLimit bounds the wait for a shim's answer.

@@ -10,7 +10,7 @@ import (
 	"holdfast/registry"
 )
 
-// Swap replaces the running shim by another binary, while tasks run, calls are under way and watchers listen. It
+// Swap replaces the running shim with another binary, while tasks run, calls are under way and watchers listen. It
 // returns when the new shim serves. The old one stands by for Config.Bake after that, and takes over again if the new
 // one dies. An error says which step failed, and why. The old shim, or a new process of its binary, then serves
 // on, unless the error says that no shim is active. One swap runs at a time; another Swap returns ErrConflict.

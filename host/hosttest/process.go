@@ -82,7 +82,7 @@ func (p *process) end(how *launch.Exit) {
 	})
 }
 
-// setActive makes p the active process, or ends that p is active.
+// setActive makes p the active process or, if active is false, no longer the active one.
 func (p *process) setActive(active bool) {
 	p.mu.Lock()
 	switch was := p.active == p; {

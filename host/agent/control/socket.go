@@ -92,7 +92,7 @@ func (s *socket) Accept() (net.Conn, error) {
 	for {
 		l := s.listener()
 		conn, err := l.Accept()
-		if err == nil || s.listener() == l { // else open has closed l, and accept continues at the new listener
+		if err == nil || s.listener() == l { // else open has closed l; continue at the new listener
 			return conn, err
 		}
 	}

@@ -47,7 +47,7 @@ func (h *fakeHost) Status(context.Context) (host.ShimStatus, error) {
 }
 
 func (h *fakeHost) ShimState() host.ShimState {
-	return host.ShimState{Serving: !h.down, Reason: "it has died"}
+	return host.ShimState{Serving: !h.down, Reason: "the shim has died"}
 }
 
 func (h *fakeHost) Swaps() []host.SwapReport { return h.swaps }
@@ -364,7 +364,7 @@ func TestHealthzFollowsTheShim(t *testing.T) {
 		down bool
 		code int
 		text string
-	}{{false, 200, "ok"}, {true, 503, "the shim is not serving: it has died"}} {
+	}{{false, 200, "ok"}, {true, 503, "the shim is not serving: the shim has died"}} {
 		h.down = c.down
 		w := httptest.NewRecorder()
 		m.healthz(w, nil)

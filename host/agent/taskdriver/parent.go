@@ -65,7 +65,7 @@ func Main() {
 	if len(os.Args) != 3 || os.Args[0] != parentName { // the name alone does not suffice: a shell passes it too
 		return
 	}
-	runtime.LockOSThread() // as above
+	runtime.LockOSThread() // as above, for the thread that makes a task's namespace
 	os.Exit(parentMain())
 }
 

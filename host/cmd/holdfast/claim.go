@@ -110,6 +110,6 @@ alloc.`,
 		},
 	}
 	namespaceFlag(c, "volume", &namespace)
-	f.flags(c, "release the claim without the node", "alloc")
+	f.flags(c, "release the claim although its alloc cannot be stopped", "alloc")
 	return c
 }

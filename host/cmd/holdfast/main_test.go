@@ -65,7 +65,7 @@ var (
 				{Name: "Reason", Text: " "}},
 			Meaning: "The other job must end.", Next: "The alloc continues when the volume is released.",
 			Commands: []control.Command{{Purpose: "stop it", Line: "holdfast job stop other"},
-				{Purpose: "stop the job", Line: "holdfast job stop db"}}}},
+				{Purpose: "stop job db instead of waiting", Line: "holdfast job stop db"}}}},
 		Tasks: []control.Task{
 			{Name: "main", Driver: "exec", State: "waiting", Attempt: 2, Restarts: 1, ExitCode: &code,
 				Reason: "exit code 3"},

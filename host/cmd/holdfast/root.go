@@ -356,7 +356,8 @@ func flagValueError(err error) error {
 	return fmt.Errorf("--%s %q: use %s", wrong.GetFlag().Name, wrong.GetValue(), valueForm(wrong.GetFlag()))
 }
 
-// valueForm returns how the value of a flag must be written. The flag is not a text, which accepts every value.
+// valueForm returns how the value of a flag must be written. It is not called for
+// a flag of text, which accepts every value.
 func valueForm(flag *pflag.Flag) string {
 	switch flag.Value.Type() {
 	case "bool":
