@@ -62,7 +62,7 @@ func unset(values ...any) []string {
 	return out
 }
 
-// TestSealedComesBackWhole: OpenGroup and OpenTask return every field of a spec, also one that is added later.
+// OpenGroup and OpenTask return every field of a spec, also one that is added later.
 func TestSealedComesBackWhole(t *testing.T) {
 	group, task := registrytest.Filled[hooks.GroupSpec](t, 1), registrytest.Filled[hooks.TaskSpec](t, 2)
 	if missing := unset(group, task); len(missing) > 0 {

@@ -9,8 +9,8 @@ import (
 type State interface {
 	// Commit calls the decisions one after the other and makes their changes durable. It uses one transaction or, in a
 	// cluster, one for each decision. Concurrent commits may share a transaction. A decision sees the changes of the
-	// decisions before it, and must not block. Commit calls a decision at most once. In a cluster, Commit calls it
-	// again if another node has changed what it read.
+	// decisions before it, and must not block. Without a cluster, Commit calls a decision at most once. In a
+	// cluster, it calls a decision again if another node has changed what the decision has read.
 	//
 	// If a decision returns an error, or its change fails Check, the changes before it are committed, and Commit
 	// returns the error unchanged. An empty change commits nothing. ErrExhausted (the disk is full) and ErrFenced (a

@@ -46,7 +46,7 @@ func (p *program) startTrace(c *cobra.Command) {
 	}
 }
 
-// warn prints a problem in spite of which the command continues.
+// warn prints a problem that does not end the command.
 func (p *program) warn(text string) {
 	if !p.json {
 		fmt.Fprintln(p.errs, "holdfast:", text)
