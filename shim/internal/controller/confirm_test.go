@@ -6,6 +6,7 @@ import (
 
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
+	"holdfast/shim/internal/csi"
 )
 
 func TestRefusalsAreConfirmed(t *testing.T) {
@@ -83,5 +84,20 @@ func TestRefusalsAreConfirmed(t *testing.T) {
 				noErr(t, "with the change", operations[operation](t.Context(), d))
 			})
 		}
+	}
+}
+
+func TestNewSnapshotIsNotTakenForThePluginsID(t *testing.T) {
+	snap := registry.VolumeSnapshot{SnapshotSpec: snapSpec, State: registry.SnapshotReady, Plugin: "ebs",
+		External: "snap-1", Source: key.External}
+	restored := spec()
+	restored.SnapshotID = registry.ExternalID(snap.ID)
+	d := open(t, of(registry.CreateDelete, registry.CreateSnapshot))
+	d.spoil = func(answer *csi.Created) { answer.Source = registry.Source{Snapshot: snap.External} }
+	d.Controller.State = &registrytest.Late{State: d.log, Change: registry.Change{Put: []registry.Record{snap}}}
+	_, err := d.Controller.Create(t.Context(), call, restored)
+	noErr(t, "Create", err)
+	if sent := d.last.create.Source.Snapshot; sent != snap.External {
+		t.Errorf("the plugin was asked for snapshot %q, want %q", sent, snap.External)
 	}
 }

@@ -291,6 +291,9 @@ func (m *Controller) newRecord(
 	if m.Late != nil {
 		return *m.Late.Volume, nil
 	}
+	if err := m.confirmSnapshot(ctx, spec); err != nil {
+		return v, err
+	}
 	err = registry.Confirm(ctx, m.State, func(view registry.View) error {
 		var found bool
 		if v, found = view.Volume(spec.VolumeName()); found {

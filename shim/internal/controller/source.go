@@ -1,6 +1,11 @@
 package controller
 
-import "holdfast/registry"
+import (
+	"context"
+	"errors"
+
+	"holdfast/registry"
+)
 
 // sourceOf returns the source of the spec's volume, by the plugin's ids, and its size in bytes; 0: unknown. snapshot_id
 // is the ID of a snapshot in the namespace, or otherwise the plugin's id of a snapshot.
@@ -55,6 +60,22 @@ func snapshotSource(view registry.View, s registry.VolumeSpec) (from registry.So
 			registry.SnapshotReady)
 	}
 	return registry.Source{Snapshot: snap.External}, snap.Size, checkSize(s, snap.Size, "snapshot "+name.String())
+}
+
+// confirmSnapshot returns once the last committed state has the snapshot that the spec names, or once etcd has
+// confirmed that there is none. Otherwise sourceOf would take the name of a new snapshot for the plugin's id.
+func (m *Controller) confirmSnapshot(ctx context.Context, spec registry.VolumeSpec) error {
+	name := registry.SnapshotName{Namespace: spec.Namespace, ID: registry.SnapshotID(spec.SnapshotID)}
+	err := registry.Confirm(ctx, m.State, func(view registry.View) error {
+		if _, found := view.Snapshot(name); !found && spec.SnapshotID != "" {
+			return registry.Errorf(registry.ErrNotFound, "snapshot %s not found", name)
+		}
+		return nil
+	})
+	if errors.Is(err, registry.ErrNotFound) {
+		return nil
+	}
+	return err
 }
 
 func errOnOtherNode(what string, node registry.NodeName, s registry.VolumeSpec) error {
