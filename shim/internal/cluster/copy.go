@@ -368,7 +368,7 @@ func (s *State) leaseEvents(v registry.View, events []*clientv3.Event) (list []r
 		before, alive := leases[key].(registry.NodeLease)
 		leases[key], _ = decode(key, e.Kv)
 		switch lease, has := leases[key].(registry.NodeLease); {
-		case has && !alive && e.Kv.Lease != 0:
+		case has && !alive:
 			list = append(list, registry.Event{Kind: registry.EventNodeBack, Node: lease.Node, At: time.Now()})
 		case alive && e.Type == clientv3.EventTypeDelete:
 			list = append(list, registry.Event{Kind: registry.EventNodeSuspect, Node: before.Node, At: time.Now(),
