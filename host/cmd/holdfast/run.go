@@ -6,17 +6,14 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"holdfast/hooks"
 	"holdfast/host"
 	"holdfast/host/agent"
-	"holdfast/host/agent/taskdriver"
 	"holdfast/internal/display"
 	"holdfast/internal/mount"
 )
@@ -37,10 +34,10 @@ func newRun(p *program) *cobra.Command {
 created, or registered if they have an external_id, when their plugin is
 healthy. Then the other jobs start.
 
-The command ends on SIGINT, SIGTERM or SIGHUP. If all jobs that run no plugin
-are batch jobs, it also ends once these have ended. It stops users of volumes
-first, then plugins. A second SIGINT or SIGTERM kills the tasks and leaves their
-volumes mounted.
+The command ends on SIGINT, SIGTERM or SIGHUP. If all groups that run no plugin
+belong to batch jobs, it also ends once these groups have ended. It stops users
+of volumes first, then plugins. A second SIGINT or SIGTERM kills the tasks and
+leaves their volumes mounted.
 
 Exit codes: 0 success; 129, 130, 143 ended by a signal and everything was
 released; 1 failure, or something was left behind.
@@ -267,7 +264,7 @@ func (o *foreground) work(life context.Context, served chan error) error {
 // interrupt records the first signal.
 func (o *foreground) interrupt(s os.Signal) {
 	o.firstSignal = interrupted{by: s}
-	o.lines.print("%v: stopping all tasks; a second signal forces the exit", s)
+	o.lines.print("%v: stopping all tasks; a second SIGINT or SIGTERM kills them", s)
 }
 
 var errSignal = errors.New("interrupted by a signal")
@@ -293,35 +290,14 @@ func (o *foreground) runJobs(ctx context.Context) error {
 	if err := o.createVolumesThenSubmitUsers(ctx); err != nil {
 		return err
 	}
-	users, batch := o.users()
+	endsItself := o.usersAreBatch()
 	err := o.agent.Await(ctx, func(all []*agent.AllocRecord) bool {
-		ended := 0
-		for _, r := range o.currentAllocs(all) {
-			if len(r.Plugins()) == 0 && r.State.Ended() {
-				ended++
-			}
-		}
-		return batch && users > 0 && ended >= users
+		return endsItself && usersEnded(o.ownJobs(), all)
 	})
 	if err != nil {
 		return err
 	}
 	return o.failures(ctx)
-}
-
-// users counts the allocs of jobs that run no plugin. batch reports whether all these jobs are batch jobs.
-func (o *foreground) users() (n int, batch bool) {
-	batch = true
-	for _, p := range o.jobs {
-		for _, g := range p.job.Groups {
-			if slices.ContainsFunc(g.Tasks, func(t hooks.Task) bool { return len(t.Sealed) > 0 }) {
-				continue
-			}
-			n += g.Count
-			batch = batch && strings.HasSuffix(p.job.Type, "batch")
-		}
-	}
-	return n, batch
 }
 
 // createVolumesThenSubmitUsers creates the volumes, and then submits the jobs that run no plugin.
@@ -339,25 +315,6 @@ func (o *foreground) createVolumesThenSubmitUsers(ctx context.Context) error {
 	return o.submit(ctx, func(p parsedJob) bool { return len(p.plugins()) == 0 })
 }
 
-// currentAllocs leaves out ended allocs of earlier job versions, unless they still fill a slot of their job.
-func (o *foreground) currentAllocs(all []*agent.AllocRecord) []*agent.AllocRecord {
-	fills := map[string]func(*agent.AllocRecord) bool{}
-	versions := map[string]uint64{}
-	for _, j := range o.agent.Jobs() {
-		_, fills[j.Job.ID] = j.Slots()
-		versions[j.Job.ID] = j.Version
-	}
-	return slices.DeleteFunc(slices.Clone(all), func(r *agent.AllocRecord) bool {
-		return r.State.Ended() && r.Version < versions[r.Job] && !fills[r.Job](r)
-	})
-}
-
-// pluginFailed reports whether a plugin has failed for good.
-func (o *foreground) pluginFailed(all []*agent.AllocRecord) bool {
-	return slices.ContainsFunc(o.currentAllocs(all),
-		func(r *agent.AllocRecord) bool { return len(r.Plugins()) > 0 && r.State == agent.AllocFailed })
-}
-
 func (o *foreground) submit(ctx context.Context, wanted func(parsedJob) bool) error {
 	for _, p := range o.jobs {
 		if !wanted(p) {
@@ -368,40 +325,6 @@ func (o *foreground) submit(ctx context.Context, wanted func(parsedJob) bool) er
 		}
 	}
 	return nil
-}
-
-// failures prints the last output of each failed alloc, and returns the reasons.
-func (o *foreground) failures(ctx context.Context) error {
-	var errs []error
-	for _, r := range o.currentAllocs(o.agent.Allocs()) {
-		if r.State == agent.AllocFailed {
-			o.printTails(ctx, r)
-			errs = append(errs, fmt.Errorf("job %q, group %q: %s", r.Job, r.Group.Name, r.Reason))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// tailLines is the number of lines that are printed of each stream of a failed task.
-const tailLines = 20
-
-// printTails prints the last output of the failed tasks of an alloc.
-func (o *foreground) printTails(ctx context.Context, r *agent.AllocRecord) {
-	for _, t := range r.Group.Tasks {
-		if !r.Tasks[t.Name].Failed {
-			continue
-		}
-		for _, stream := range []taskdriver.Stream{taskdriver.Stdout, taskdriver.Stderr} {
-			var text strings.Builder
-			err := o.agent.Logs(ctx, r.ID, t.Name, agent.LogOptions{Stream: stream, Tail: tailLines}, &text)
-			if err != nil {
-				o.lines.print("task %s of %s: cannot read its %s: %v", t.Name, r.Job, stream, err)
-			}
-			for line := range strings.Lines(text.String()) {
-				o.lines.print("task %s of %s, %s | %s", t.Name, r.Job, stream, strings.TrimSuffix(line, "\n"))
-			}
-		}
-	}
 }
 
 // shutDown stops all allocs in order. After a second signal or the time limit, it kills all tasks.
