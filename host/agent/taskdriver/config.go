@@ -49,7 +49,7 @@ func EachError(err error) []error {
 	return []error{err}
 }
 
-// Decode decodes a part of a job that travels as JSON. what names the part in errors.
+// Decode decodes a part of a job that travels as JSON. Errors begin with what, the name of the part.
 func Decode(what string, text json.RawMessage, into any) error {
 	if len(text) == 0 {
 		return nil
@@ -57,13 +57,16 @@ func Decode(what string, text json.RawMessage, into any) error {
 	err := json.Unmarshal(text, into)
 	if e, is := errors.AsType[*json.UnmarshalTypeError](err); is {
 		want := "a string"
-		switch e.Type.Kind() {
-		case reflect.Slice:
+		switch kind := e.Type.Kind(); {
+		case kind == reflect.Map, kind == reflect.Struct,
+			kind == reflect.Slice && e.Type.Elem().Kind() == reflect.Struct:
+			want = "a block, { ... }"
+		case kind == reflect.Slice:
 			want = "a list, [ ... ]"
-		case reflect.Bool:
+		case kind == reflect.Bool:
 			want = "true or false"
-		case reflect.Int, reflect.Int64:
-			want = "a number"
+		case kind >= reflect.Int && kind <= reflect.Uint64:
+			want = "a whole number"
 		}
 		return registry.Invalid("%s: %s cannot be a JSON %s; write %s", what, e.Field, e.Value, want)
 	}
