@@ -156,8 +156,9 @@ func checkSecrets(req request) error {
 }
 
 // remoteCall returns the call for the node that makes the plugin's controller calls. elsewhere is false if this node
-// carries out the call itself: no node executes the plugin's calls, this node can ask the plugin itself, or the call
-// removes a record of a lost node. A request without an operation ID gets one.
+// carries out the call itself: no node executes the plugin's calls, this node can ask the plugin itself, the call
+// removes a record of a lost node, or no record names the executor, which the call's own handler reports. If the
+// request has no operation ID, the call gets a new one.
 func (a *Active) remoteCall(
 	ctx context.Context, method string, req request,
 ) (c registry.RemoteCall, elsewhere bool, err error) {
@@ -166,7 +167,9 @@ func (a *Active) remoteCall(
 		c.ID = registry.OperationID(rand.Text())
 	}
 	copied := proto.Clone(req).(request)
-	copied.GetCall().Node = ""
+	if call := copied.GetCall(); call != nil {
+		call.Node = ""
+	}
 	if c.Request, err = (proto.MarshalOptions{Deterministic: true}).Marshal(copied); err != nil {
 		return c, false, err
 	}
@@ -177,7 +180,8 @@ func (a *Active) remoteCall(
 			by = earlier.ExecutedBy()
 		}
 		if unknown = by == (registry.ExecutorKey{}); unknown {
-			return registry.Errorf(registry.ErrNotFound, "no record names the executor") // etcd may have one
+			// because of the error, Confirm reads again what other nodes have written
+			return registry.Errorf(registry.ErrNotFound, "no record names the executor")
 		}
 		c.Plugin, c.To = by.Plugin, by.Node
 		node, known := v.Node(by.Node)
