@@ -334,14 +334,15 @@ func (a *Agent) Jobs() []*JobRecord {
 	return slices.SortedFunc(maps.Values(a.jobs), func(x, y *JobRecord) int { return cmp.Compare(x.Job.ID, y.Job.ID) })
 }
 
-// Find returns the alloc whose ID is prefix, or else the only alloc whose ID starts with prefix.
+// Find returns the alloc whose ID is prefix. If prefix has at least 8 characters, as the short IDs in the output of
+// commands, it may also be the beginning of the ID of just one alloc.
 func (a *Agent) Find(prefix string) (*AllocRecord, error) {
 	var found []*AllocRecord
 	for _, r := range a.Allocs() {
 		if string(r.ID) == prefix {
 			return r, nil
 		}
-		if prefix != "" && strings.HasPrefix(string(r.ID), prefix) {
+		if len(prefix) >= shortID && strings.HasPrefix(string(r.ID), prefix) {
 			found = append(found, r)
 		}
 	}

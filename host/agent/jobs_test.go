@@ -153,11 +153,12 @@ func TestForceGivesTasksNoGrace(t *testing.T) {
 
 func TestAllocsAreFoundByPrefix(t *testing.T) {
 	a := &Agent{allocs: map[host.AllocID]*alloc{}}
-	for _, id := range []host.AllocID{"aa1", "aa2", "bb"} {
+	for _, id := range []host.AllocID{"aaaaaaaa-1", "aaaaaaaa-2", "bbbbbbbb-1", "c"} {
 		a.publish([]*AllocRecord{{ID: id}}, nil)
 	}
 	for prefix, want := range map[string]string{
-		"aa1": "", "b": "", "aa": "\n  aa2  ", "c": "not found", "": "not found",
+		"aaaaaaaa-1": "", "c": "", "bbbbbbbb": "", "aaaaaaaa": "\n  aaaaaaaa-2  ", "bbbbbbb": "not found",
+		"dddddddd": "not found", "": "not found",
 	} {
 		_, err := a.Find(prefix)
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {

@@ -138,4 +138,7 @@ func attemptPrefix(id host.AllocID, task host.TaskName) string {
 	return fmt.Sprintf("%s-%s-", id, task)
 }
 
-func short(id host.AllocID) string { return string(id[:min(8, len(id))]) }
+// shortID is the number of characters in a short alloc ID.
+const shortID = 8
+
+func short(id host.AllocID) string { return string(id[:min(shortID, len(id))]) }

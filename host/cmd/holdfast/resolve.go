@@ -16,8 +16,8 @@ import (
 // runFunc is the function of a cobra command.
 type runFunc = func(*cobra.Command, []string) error
 
-// readOnly are the commands that accept a unique prefix instead of an ID. Other commands do not: if the object that a
-// script names is gone, they would change another one.
+// readOnly are the commands that accept a unique prefix instead of an ID. Other commands accept only the short IDs of
+// allocs: if the object that a script names is gone, they would change another one.
 var readOnly = []string{"status", "inspect", "logs", "capacity", "diff"}
 
 // resolving returns a function that calls run. If run does not find an object, the function resolves the arguments and
