@@ -46,15 +46,16 @@ func (f *memberFlags) complete(c *cobra.Command, optional bool) (cluster string,
 	case err != nil && !missing:
 		return "", err
 	}
-	host, err := os.Hostname()
-	if err != nil {
-		return "", fmt.Errorf("name of this node: %w; set --node", err)
+	if f.node = cmp.Or(f.node, a.Flag("node").Value.String()); f.node == "" {
+		if f.node, err = os.Hostname(); err != nil {
+			return "", fmt.Errorf("name of this node: %w; set --node", err)
+		}
 	}
 	binary, err := findShim(cmp.Or(f.shim, a.Flag("shim").Value.String()))
 	if err != nil {
 		return "", err
 	}
-	f.node, f.shim = cmp.Or(f.node, a.Flag("node").Value.String(), host), binary.Path
+	f.shim = binary.Path
 	return cluster, nil
 }
 
@@ -115,8 +116,8 @@ func newClusterLeave(p *program) *cobra.Command {
 must not run. Remove the cluster block before you start it again: the node is
 then in no cluster and knows no volumes.
 
-The command refuses while the node has claims, attachments, mounts or volumes of
-its own, or makes the controller calls of a plugin; the error says what to do.
+The command refuses while the node has claims, attachments or mounts, stores
+volumes, or makes the controller calls of a plugin; the error says what to do.
 The command can be repeated if it was interrupted.
 
 If the cluster is gone for good, --force deletes its records on this node
