@@ -9,7 +9,6 @@ import (
 
 	"holdfast/host"
 	"holdfast/host/agent/control"
-	"holdfast/internal/display"
 )
 
 func newClaim(p *program) *cobra.Command {
@@ -68,7 +67,7 @@ func writeExplanation(to io.Writer, e control.ClaimExplanation) error {
 	fmt.Fprintln(to)
 	err = errors.Join(err, writeClaims(to, e.Claims))
 	if len(e.Attachments) > 0 {
-		t := newTable("ATTACHED TO", "NODE ID", "STATE", "DETACHED BY")
+		t := newTable("ATTACHED TO", "NODE ID", "STATE", "DETACH ASKED BY")
 		for _, a := range e.Attachments {
 			t.add(a.Node, a.NodeID, a.State, a.DetachingBy)
 		}
@@ -103,8 +102,10 @@ alloc.`,
 			ctx, client, stop := p.interruptible(c, f.wait)
 			defer stop()
 			steps, err := client.ReleaseClaim(ctx, name, args[1], o)
-			err = withHint(err,
-				"the release may continue; to check: "+display.Command("holdfast claim explain", args[0]))
+			if !f.dryRun {
+				err = withHint(err, "the release may continue; to check: "+
+					control.ObjectCommand("claim", "explain", name.Namespace, string(name.ID)))
+			}
 			return show(p, err, steps,
 				writeSteps(f.dryRun, fmt.Sprintf("claim of alloc %s on volume %s released", args[1], name)))
 		},

@@ -39,7 +39,7 @@ func (f *forceFlags) options(inOrder string) (host.Force, error) {
 	case f.confirm != "" && !f.force:
 		return host.Force{}, usageError{errors.New("--confirm needs --force")}
 	case inOrder != "" && !f.force && !f.dryRun:
-		return host.Force{}, usageError{fmt.Errorf("a release needs --force; to release volumes in order, run: %s",
+		return host.Force{}, usageError{fmt.Errorf("a release needs --force; without force, run: %s",
 			inOrder)}
 	}
 	return host.Force{Confirm: f.confirm, DryRun: f.dryRun}, nil
@@ -61,7 +61,10 @@ unmounted. Recently written data may be lost.`,
 			ctx, client, stop := p.interruptible(c, f.wait)
 			defer stop()
 			steps, err := client.ForceRelease(ctx, args[0], o)
-			err = withHint(err, "the release continues; to check: "+display.Command("holdfast alloc status", args[0]))
+			if !f.dryRun {
+				err = withHint(err,
+					"the release continues; to check: "+display.Command("holdfast alloc status", args[0]))
+			}
 			return show(p, err, steps, writeSteps(f.dryRun, "alloc "+args[0]+" released"))
 		},
 	}
@@ -73,12 +76,12 @@ func newVolumeDetach(p *program) *cobra.Command {
 	f, namespace, node := forceFlags{}, "", ""
 	c := &cobra.Command{
 		Use: "detach ID", Short: "Detach an unused volume from nodes",
-		Long: `Detach a volume that is not in use from all nodes, or from one. --node may name
-a node that is gone.
+		Long: `Detach an unused volume from all nodes, or from the one that --node names, even
+if that node is gone.
 
-The fence command of the agent fences another node first. Without a fence
-command, or if the plugin is gone, --force and --confirm are needed. A detach
-from this node needs no fence.`,
+Before a detach from another node, the fence command of the agent runs for that
+node. Without a fence command, or if the plugin is gone, --force and --confirm
+are needed. A detach from this node needs no fence.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			o, err := f.options("")
 			if err != nil {
@@ -88,12 +91,14 @@ from this node needs no fence.`,
 			ctx, client, stop := p.interruptible(c, f.wait)
 			defer stop()
 			steps, err := client.DetachVolume(ctx, name, node, o)
-			err = withHint(err, fmt.Sprintf("the detach of volume %s may continue; to check: %s; to repeat it, run "+
-				"the command again", name, control.VolumeCommand("status", name)))
+			if !f.dryRun {
+				err = withHint(err, fmt.Sprintf("the detach of volume %s may continue; to check: %s; "+
+					"to repeat it, run the command again", name, control.VolumeCommand("status", name)))
+			}
 			return show(p, err, steps, writeSteps(f.dryRun, fmt.Sprintf("volume %s detached", name)))
 		},
 	}
-	c.Flags().StringVar(&node, "node", "", "only from this node")
+	c.Flags().StringVar(&node, "node", "", "name of the only node to detach from")
 	namespaceFlag(c, "volume", &namespace)
 	f.flags(c, withoutPlugins, "volume")
 	return c
