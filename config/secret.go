@@ -32,7 +32,7 @@ func (f *fields) secretReferences() map[string]registry.Secret {
 	if attr := f.body.Attributes["secrets"]; attr != nil {
 		object, ok := attr.Expr.(*hclsyntax.ObjectConsExpr)
 		if !ok {
-			f.errorf(attr.Expr.Range(), secretForm, "secrets must be written out")
+			f.errorf(attr.Expr.Range(), secretForm, "secrets must be an object, { ... }, not another expression")
 			return nil
 		}
 		for _, item := range object.Items {

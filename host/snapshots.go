@@ -64,13 +64,13 @@ type SnapshotQuery struct {
 	Volume VolumeID
 }
 
-// Snapshots lists snapshots that CreateSnapshot has taken and the members of group snapshots, and the index for which
-// the list is true.
+// Snapshots returns the snapshots that CreateSnapshot has taken and those that belong to a group snapshot, and the
+// index for which this list is true.
 func (h *Host) Snapshots(ctx context.Context, q SnapshotQuery) ([]Snapshot, Seq, error) {
 	return h.listSnapshots(ctx, q, pb.SnapshotsClient.List)
 }
 
-// GroupSnapshots lists group snapshots, and the index for which the list is true.
+// GroupSnapshots returns the group snapshots, and the index for which this list is true.
 func (h *Host) GroupSnapshots(ctx context.Context, q SnapshotQuery) ([]Snapshot, Seq, error) {
 	return h.listSnapshots(ctx, q, pb.SnapshotsClient.ListGroups)
 }

@@ -89,7 +89,7 @@ const (
 	Bidirectional = hooks.Bidirectional
 )
 
-// Values that callers compare with.
+// Values that callers compare fields of answers with.
 const (
 	RoleController = registry.RoleController
 	RoleNode       = registry.RoleNode

@@ -18,7 +18,7 @@ func PutChange(v View, now time.Time, instances ...Instance) Change {
 	return d.finish()
 }
 
-// RemoveChange removes the instances of the keys that exist.
+// RemoveChange removes the instances with these keys. It ignores a key without an instance.
 func RemoveChange(v View, now time.Time, keys ...InstanceKey) Change {
 	d := newDraft(v, now)
 	for _, k := range keys {

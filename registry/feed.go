@@ -47,8 +47,8 @@ type recent struct {
 	more   chan struct{} // closed when later events exist
 }
 
-// NewFeed returns a Feed of the events after the table's index. It keeps the last limit of them in memory. The table
-// must be loaded first. The State must apply each change to the table before it applies the change to the Feed.
+// NewFeed returns a Feed of the events after the table's index. It keeps the newest ones in memory, at most limit. The
+// table must be loaded first. The State must apply each change to the table before it applies the change to the Feed.
 func NewFeed(state State, table *Registry, limit int) *Feed {
 	f := &Feed{state: state, table: table, limit: max(limit, 1)}
 	at := table.Index()

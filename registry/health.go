@@ -23,7 +23,7 @@ const (
 type Condition struct {
 	Abnormal bool `json:"abnormal,omitempty"`
 	// Reason lists the statuses and reasons of CSI 1.13, sorted, as in "DATA_LOSS/DiskFailed, DEGRADED/PathLost". It is
-	// empty for a plugin of an earlier version, and unless Abnormal.
+	// empty if the plugin speaks CSI 1.12 or earlier, or if Abnormal is false.
 	Reason  string    `json:"reason,omitempty"`
 	Message string    `json:"message,omitempty"` // the plugin's, redacted, for people; empty unless Abnormal
 	Since   time.Time `json:"since,omitzero"`    // when it became abnormal

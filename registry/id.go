@@ -183,7 +183,7 @@ func checkText(what, s string) error {
 	return nil
 }
 
-// hasDotDot reports whether s has an element ".." under either kind of slash, or is "." as a whole.
+// hasDotDot reports whether s is "." or has the element "..". Both / and \ separate elements.
 func hasDotDot(s string) bool {
 	for part := range strings.FieldsFuncSeq(s, func(r rune) bool { return r == '/' || r == '\\' }) {
 		if part == ".." {

@@ -58,7 +58,7 @@ func (v View) LateCallOf(open Intent) LateCall {
 	return late
 }
 
-// LateCalls lists the late calls of a plugin that a node has begun. It decodes no others.
+// LateCalls lists the late calls that node n has begun at plugin p. It decodes no other records.
 func (v View) LateCalls(p PluginID, n NodeName) []LateCall {
 	return list[LateCall](v, BucketLateCalls, pathOf(p), func(path string) bool { return lateNode(path) == n })
 }

@@ -89,7 +89,7 @@ func (t PluginTask) MayStop() bool {
 	return !t.Active && t.Calls == 0 && len(t.Open) == 0 && len(t.Volumes) == 0
 }
 
-// OpenCall is a CSI call that changes something and probably runs.
+// OpenCall is a CSI call that changes something. It was sent and has no known outcome, so it may still run.
 type OpenCall struct {
 	RPC    RPC        `json:"rpc"`
 	Volume VolumeName `json:"volume"`

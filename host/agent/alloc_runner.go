@@ -283,9 +283,9 @@ func (r *runner) runTasks(ctx, stop context.Context) error {
 	if err != nil {
 		return r.fail(err.Error())
 	}
-	var firstRecorded map[host.TaskName]bool
+	var begun map[host.TaskName]bool
 	if stop.Err() == nil {
-		err = r.update(func(rec *AllocRecord) { firstRecorded = r.recordStart(rec, specs) })
+		err = r.update(func(rec *AllocRecord) { begun = r.recordStart(rec, specs) })
 	}
 	if err != nil {
 		return err
@@ -300,7 +300,7 @@ func (r *runner) runTasks(ctx, stop context.Context) error {
 			ended := make(chan struct{})
 			all.Go(func() {
 				defer close(ended)
-				r.runTask(ctx, stop, s, firstRecorded[s.Name])
+				r.runTask(ctx, stop, s, begun[s.Name])
 			})
 			if !s.sidecar {
 				main = append(main, ended)
@@ -339,8 +339,8 @@ func (r *runner) recordStart(rec *AllocRecord, specs []taskSpec) map[host.TaskNa
 }
 
 // runTask runs a task to its end. It halts the alloc if the task is the leader or has failed.
-func (r *runner) runTask(ctx, stop context.Context, s taskSpec, firstRecorded bool) {
-	t := &taskRunner{runner: r, spec: s, driver: r.a.drivers[s.Driver], firstRecorded: firstRecorded}
+func (r *runner) runTask(ctx, stop context.Context, s taskSpec, begun bool) {
+	t := &taskRunner{runner: r, spec: s, driver: r.a.drivers[s.Driver], begun: begun}
 	err := t.run(ctx, stop)
 	if err != nil && ctx.Err() == nil {
 		r.a.log.Error("running the task failed", "alloc", r.id, "task", s.Name, "error", err)

@@ -204,8 +204,8 @@ func (r *AllocRecord) note(task host.TaskName, format string, args ...any) {
 	r.Notes = append(r.Notes, n)
 }
 
-// Notes calls fn with each note of this agent process, past ones first, until fn returns an error or ctx ends.
-// Notes that exist when ctx ends are still delivered.
+// Notes calls fn with the notes of this agent process, oldest first, until fn returns an error or ctx ends. Notes that
+// exist when ctx ends are still delivered. Only the last maxJournal notes are kept, so a slow fn may miss some.
 func (a *Agent) Notes(ctx context.Context, fn func(Note) error) error {
 	for at := 0; ; {
 		over := ctx.Err() != nil

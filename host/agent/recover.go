@@ -20,7 +20,8 @@ import (
 	"holdfast/registry"
 )
 
-// Recovery says what an agent does with tasks that an earlier agent started and that its own ledger does not know.
+// Recovery says what an agent does with tasks that are missing in its ledger, although an earlier agent has started
+// them.
 type Recovery string
 
 const (

@@ -343,8 +343,8 @@ func (a *Agent) stopReplaced(job *JobRecord, tasks map[host.TaskKey]host.PluginT
 	return open, nil
 }
 
-// isOld reports whether the replaced alloc is older than the alloc that the job wants in its slot. Otherwise it is the
-// new alloc of a roll that has failed or was superseded by another roll.
+// isOld reports whether r, which a roll replaces, is older than the alloc that the job wants in its slot. If it is not,
+// r was itself the new alloc of an earlier roll, which has failed or was superseded by another roll.
 func (a *Agent) isOld(job *JobRecord, r *AllocRecord) bool {
 	digest := job.wantedNow()[r.slot()]
 	return slices.ContainsFunc(a.Allocs(), func(other *AllocRecord) bool {

@@ -152,7 +152,7 @@ func (a *Agent) beginRolls(id host.PluginID, o RollOptions) (begun []*JobRecord)
 	return begun
 }
 
-// jobsOf returns the jobs that run the plugin, by ID.
+// jobsOf returns the jobs that run the plugin and are not stopped, sorted by job ID.
 func (a *Agent) jobsOf(id host.PluginID) (jobs []*JobRecord) {
 	for _, j := range a.Jobs() {
 		if !j.Stopped && slices.ContainsFunc(j.Job.Groups, func(g hooks.Group) bool {

@@ -21,7 +21,7 @@ type taskRunner struct {
 	*runner
 	spec            taskSpec
 	driver          taskdriver.Driver
-	firstRecorded   bool // runTasks has recorded the first attempt
+	begun           bool // runTasks has recorded the first attempt
 	operatorRestart bool // an operator has requested the next attempt, so the restart policy does not count it
 }
 
@@ -75,7 +75,7 @@ func (t *taskRunner) setDead(note string, change func(*TaskRecord)) error {
 // run returns nil when the task will not be started again. Errors come from ctx or the ledger.
 func (t *taskRunner) run(ctx, stop context.Context) error {
 	var running *taskdriver.Handle
-	if !t.firstRecorded {
+	if !t.begun {
 		var err error
 		if running, err = t.resume(ctx, stop); err != nil {
 			return err
@@ -164,12 +164,12 @@ func (t *taskRunner) giveUp(ctx context.Context) error {
 // start starts an attempt. If it returns neither a handle nor an error, the start has failed, and the record has the
 // next step.
 func (t *taskRunner) start(ctx, stop context.Context) (*taskdriver.Handle, error) {
-	if !t.firstRecorded {
+	if !t.begun {
 		if err := t.set("", (*TaskRecord).beginAttempt); err != nil {
 			return nil, err
 		}
 	}
-	t.firstRecorded = false
+	t.begun = false
 	attempt := t.state().Attempt
 	plan, err := t.plan(stop, attempt)
 	if err == nil {

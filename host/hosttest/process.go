@@ -175,7 +175,7 @@ func operation(request any) string {
 
 func methodName(full string) string { return strings.TrimPrefix(full, "/holdfast.v1.") }
 
-// unary answers a call. A repeated call gets the answer of the first one.
+// unary answers a call. A call that is repeated after it has succeeded gets the same answer.
 func (p *process) unary(
 	ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler,
 ) (any, error) {

@@ -30,7 +30,7 @@ func Serves(socket string) bool {
 	if err != nil {
 		return true
 	}
-	task := newTaskOf(listener)
+	task := newProcessTask(listener)
 	return slices.ContainsFunc(nbdServers(sysfs), task.hasProcess) ||
 		slices.ContainsFunc(pids, func(pid int) bool { return task.hasProcess(pid) && opensServed(pid) })
 }
@@ -62,16 +62,16 @@ func listenerOf(socket string) (int, error) {
 	return int(peer.Pid), nil
 }
 
-// taskOf describes the task of one process.
-type taskOf struct {
+// processTask identifies the task of a host to which a process belongs, by mount namespace, cgroup and ancestry.
+type processTask struct {
 	pid           int
 	space, cgroup string
 }
 
-func newTaskOf(pid int) taskOf { return taskOf{pid, spaceOf(pid), cgroupOf(pid)} }
+func newProcessTask(pid int) processTask { return processTask{pid, spaceOf(pid), cgroupOf(pid)} }
 
 // hasProcess reports whether a process belongs to the task. If that cannot be found out, it reports true.
-func (t taskOf) hasProcess(pid int) bool {
+func (t processTask) hasProcess(pid int) bool {
 	space, cgroup := spaceOf(pid), cgroupOf(pid)
 	if space == "" || t.space == "" || space == t.space || t.hasCgroup(cgroup) {
 		return true
@@ -91,7 +91,7 @@ func (t taskOf) hasProcess(pid int) bool {
 
 // hasCgroup reports whether the text of a /proc/PID/cgroup names the task's cgroup or one below it (cgroup v2). For a
 // task in the root cgroup, only the root itself counts.
-func (t taskOf) hasCgroup(cgroup string) bool {
+func (t processTask) hasCgroup(cgroup string) bool {
 	own := strings.TrimSpace(t.cgroup)
 	return cgroup == t.cgroup || own != "0::/" && strings.HasPrefix(cgroup, own+"/")
 }

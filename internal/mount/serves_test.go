@@ -38,7 +38,7 @@ func TestServesFUSE(t *testing.T) {
 	if !opensServed(os.Getpid()) || !Serves(socket) {
 		t.Error("the open /dev/fuse of the listener is not found")
 	}
-	if task := newTaskOf(os.Getpid()); !task.hasProcess(os.Getpid()) {
+	if task := newProcessTask(os.Getpid()); !task.hasProcess(os.Getpid()) {
 		t.Error("a process is not of its own task")
 	}
 }
@@ -57,7 +57,7 @@ func TestTaskHoldsTheCgroupsBelowItsOwn(t *testing.T) {
 		{"0::/\n", "0::/a\n", false},
 		{"1:cpu:/a\n0::/b\n", "1:cpu:/a\n0::/b/c\n", true},
 	} {
-		if got := (taskOf{cgroup: c.own}).hasCgroup(c.other); got != c.want {
+		if got := (processTask{cgroup: c.own}).hasCgroup(c.other); got != c.want {
 			t.Errorf("%q holds %q: %v, want %v", c.own, c.other, got, c.want)
 		}
 	}

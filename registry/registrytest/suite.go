@@ -377,13 +377,14 @@ func testDeletes(t *testing.T, open Open) {
 	})
 }
 
-// testPaths: Paths returns the paths with exactly the prefix, in order, and stops when its caller does.
+// testPaths: Paths returns the paths that begin with the prefix, and no others, in order, and stops when its caller
+// does. A path has the length of the ID, in two bytes, before the ID: so shorter IDs come first.
 func testPaths(t *testing.T, open Open) {
 	log, _ := open(t)
 	mustCommit(t, log, putChange(registry.Alloc{ID: "b"}, registry.Alloc{ID: "a"}, registry.Alloc{ID: "ab"},
 		registry.Alloc{ID: "aa"}))
 	path := func(id registry.AllocID) string { return registry.AllocRecord(id).Path }
-	two := path("aa")[:3] // of ids with two letters, the first of which is an a
+	two := path("aa")[:3] // the prefix of all IDs of two letters that begin with a
 	view(t, log, func(v registry.View) {
 		for prefix, want := range map[string][]string{
 			"": {path("a"), path("b"), path("aa"), path("ab")}, two: {path("aa"), path("ab")},

@@ -36,7 +36,7 @@ func operatorOf(r *http.Request) string {
 	return by
 }
 
-// forceOf returns the options of a request by force.
+// forceOf returns the options that the request sets for an operation by force.
 func forceOf(r *http.Request) host.Force {
 	return host.Force{By: operatorOf(r), Confirm: query(r, "confirm"), DryRun: isTrue(r, "dry_run")}
 }

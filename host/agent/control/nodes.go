@@ -228,7 +228,7 @@ func lostHolder(node host.NodeStatus, v host.VolumeStatus, claims []host.Claim) 
 	}
 	n.Summary = fmt.Sprintf("volume %s is held by node %s, which is %s", v.VolumeName(), node.Name, state)
 	if state == "suspect" {
-		n.fact("Seen suspect here since", since(node.SuspectSince))
+		n.fact("Suspect since (seen here)", since(node.SuspectSince))
 		n.Meaning = "etcd does not hear from the node. Tasks may still run there and write to the volume."
 		n.Next = "The claim stays until the node is back, or is fenced or declared out of service."
 		n.Commands = append([]Command{{"if the machine is certainly off, release all its claims",

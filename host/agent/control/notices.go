@@ -165,7 +165,7 @@ func deletionNotices(v host.VolumeStatus) []Notice {
 		n.fact("Plugin error", f.Code+": "+f.Detail)
 		n.fact("Since", since(f.Since))
 	}
-	n.command("try now, and see what is in the way", VolumeCommand("delete", name))
+	n.command("try now, and see the error", VolumeCommand("delete", name))
 	n.command("if its secrets cannot be read, give it others", "holdfast volume update FILE")
 	n.command("remove the record only; the plugin may keep the volume", VolumeCommand("deregister", name))
 	return []Notice{n}

@@ -73,8 +73,8 @@ func (p *Plugin) RollText() string {
 	return text
 }
 
-// Held reports whether the plugin's rolls wait only for users of old mounts: each old alloc is kept because its process
-// serves mounts of volumes. The agent must have recorded a reason for each of these allocs.
+// Held reports whether the plugin's rolls wait only for users of old mounts: for each old alloc the
+// agent has recorded why it is kept, and its process serves mounts but no calls.
 func (p *Plugin) Held() bool {
 	held := false
 	for _, r := range p.Rolls {

@@ -196,13 +196,14 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serveEvents sends a message after each change, until the browser leaves or does not receive a message in time.
+// serveEvents sends a message at once, after each change and at each tick, until the browser leaves or does not receive
+// a message in time.
 func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
 	select {
 	case s.streams <- struct{}{}:
 		defer func() { <-s.streams }()
 	default:
-		http.Error(w, "too many browsers show this page; the others have to reload it", http.StatusServiceUnavailable)
+		http.Error(w, "too many browsers show this page: this one gets no messages", http.StatusServiceUnavailable)
 		return
 	}
 	w.Header().Set("Content-Type", "text/event-stream")

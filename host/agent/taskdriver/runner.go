@@ -333,8 +333,9 @@ func (h Handle) stop(ctx context.Context, grace time.Duration) error {
 	return h.endExecs(ctx)
 }
 
-// endExecs returns when no command of Exec is left in a task that has ended. It waits for the helper processes, which
-// kill the commands. If a helper process was killed, endExecs kills the processes that it has left.
+// endExecs returns when no command of Exec is left in a task that has ended. It waits until
+// no helper process holds its lock on execFile: each kills its command before it ends. A helper process that was killed
+// could not do so. So endExecs then kills the processes that are left.
 func (h Handle) endExecs(ctx context.Context) error {
 	f, err := os.Open(filepath.Join(h.Dir, execFile))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -62,6 +62,8 @@ which does not make the inspection incomplete.`,
 type doctor struct {
 	call func(context.Context, control.DoctorRequest) (host.Diagnosis, error)
 	name string // of the agent or binary, for the output
+	// limit says how long plugins may take, for the progress messages; empty: no plugin is asked
+	limit string
 }
 
 // openDoctor returns the doctor of the agent. If no agent runs with this state directory, it returns that of the shim
@@ -71,7 +73,7 @@ func openDoctor(ctx context.Context, p *program, shim string) (doctor, error) {
 	self, err := client.Self(ctx)
 	switch {
 	case err == nil && (p.state == "" || self.StateDir == state):
-		return doctor{client.Doctor, "the agent at " + self.StateDir}, nil
+		return doctor{client.Doctor, "the agent at " + self.StateDir, "; plugins have 20s to list their volumes"}, nil
 	case err == nil: // the agent has another state directory
 	case !errors.Is(err, control.ErrNoAgent), errors.Is(err, os.ErrPermission):
 		return doctor{}, err
@@ -90,7 +92,7 @@ func openDoctor(ctx context.Context, p *program, shim string) (doctor, error) {
 		}
 		return found, err
 	}
-	return doctor{call, fmt.Sprintf("%s (no agent is running at %s)", binary.Path, state)}, nil
+	return doctor{call, fmt.Sprintf("%s (no agent is running at %s)", binary.Path, state), ""}, nil
 }
 
 // runShimDoctor runs the shim binary as a doctor.
@@ -159,12 +161,14 @@ func jsonDiagnosis(d host.Diagnosis) any {
 // reportInterval is the interval between progress messages.
 const reportInterval = 5 * time.Second
 
-// await makes the call. Meanwhile it prints every few seconds that the inspection is still running.
+// await makes the call. Meanwhile it prints every few seconds what is still running.
 func (d doctor) await(ctx context.Context, p *program, r control.DoctorRequest) (host.Diagnosis, error) {
-	started := time.Now()
+	started, running := time.Now(), "inspecting"
+	if r.Repair {
+		running = "repairing"
+	}
 	stop := every(ctx, reportInterval, func(context.Context) {
-		fmt.Fprintf(p.errs, "still inspecting after %v; plugins have 20s to list their volumes\n",
-			time.Since(started).Round(time.Second))
+		fmt.Fprintf(p.errs, "still %s after %v%s\n", running, time.Since(started).Round(time.Second), d.limit)
 	})
 	defer stop()
 	return d.call(ctx, r)

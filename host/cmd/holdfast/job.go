@@ -41,7 +41,7 @@ With --wait the exit code is 1 if an alloc fails.`,
 		},
 	}
 	v.flags(c)
-	c.Flags().BoolVar(&wait, "wait", false, "wait until all allocs are running, with healthy plugins, or have ended")
+	c.Flags().BoolVar(&wait, "wait", false, "wait until each alloc has ended, or runs and its plugins are healthy")
 	c.Flags().BoolVar(&o.Rerun, "rerun", false, "run completed batch allocs again")
 	c.Flags().BoolVar(&o.Force, "force", false, "update even if this stops a plugin whose mounts are in use")
 	return c

@@ -75,9 +75,9 @@ func newJobLogs(p *program) *cobra.Command {
 	f := &logFlags{}
 	c := &cobra.Command{
 		Use: "logs ID [TASK]", Short: "Print the logs of a job",
-		Long: `Print the logs of the newest allocs of a job. If they have several tasks, each
-line begins with its alloc and task. Control characters are escaped on a
-terminal.`,
+		Long: `Print the logs of the newest allocs of a job. If these have several tasks in
+all, each line begins with its alloc and task. Control characters are escaped on
+a terminal.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			client := p.client()
 			job, err := client.Job(c.Context(), args[0])

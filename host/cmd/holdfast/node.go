@@ -136,7 +136,7 @@ func writeNode(to io.Writer, n host.NodeStatus) error {
 	var about factList
 	about.add("ID", n.Name, "State", control.NodeState(n), "Cluster", n.Unformed, "By", n.By,
 		"Reason", n.Reason, "Since", when(n.Since), "Deadline", when(n.Deadline), "Alive since", when(n.AliveSince),
-		"Seen suspect here since", when(n.SuspectSince), "Version", n.Version, "Epoch", n.Epoch)
+		"Suspect since (seen here)", when(n.SuspectSince), "Version", n.Version, "Epoch", n.Epoch)
 	if d := n.Drain; d.By != "" {
 		about.add("When back", strings.TrimSuffix("drained by "+d.By+": "+d.Reason, ": "))
 	}

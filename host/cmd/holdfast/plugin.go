@@ -88,8 +88,8 @@ func (p *program) awaitRoll(
 		case !plugin.Rolling():
 			return plugin, nil
 		case plugin.Held() && !drain:
-			fmt.Fprintln(p.errs, "the old instance ends when these volumes are released; to restart their users: "+
-				display.Command("holdfast plugin roll --drain", plugin.ID))
+			fmt.Fprintln(p.errs, "the old instance ends when the volumes that it serves are released; "+
+				"to restart their users: "+display.Command("holdfast plugin roll --drain", plugin.ID))
 			return plugin, nil
 		}
 		var err error

@@ -50,7 +50,8 @@ control socket, for --address of the other commands, is printed first.`,
 	f.agentFlags.flags(c)
 	f.variables.flags(c)
 	c.Flags().BoolVar(&f.deleteVolumes, "delete-volumes", false, "delete the created volumes at the end")
-	c.Flags().DurationVar(&f.stopTimeout, "stop-timeout", 2*time.Minute, "time limit for stopping tasks in order")
+	c.Flags().DurationVar(&f.stopTimeout, "stop-timeout", 2*time.Minute,
+		"how long stopping may take; then the tasks are killed")
 	return c
 }
 
@@ -381,7 +382,7 @@ func (o *foreground) stopInOrder(ctx context.Context) error {
 	if o.flags.deleteVolumes {
 		errs = append(errs, o.deleteVolumes(ctx))
 	} else {
-		errs = append(errs, o.dropKnownOutcomes(ctx))
+		errs = append(errs, o.recheckUncertain(ctx))
 	}
 	if err := o.agent.StopAll(ctx); err != nil {
 		return errors.Join(append(errs, err)...)

@@ -60,8 +60,8 @@ func (o *foreground) ownJobs() []*agent.JobRecord {
 	})
 }
 
-// currentAllocs selects the allocs of the command's jobs. It leaves out ended allocs of earlier versions of a job, unless
-// they still fill a slot of the job.
+// currentAllocs selects the allocs of the command's jobs. It leaves out ended allocs of earlier versions of a job,
+// unless they still fill a slot of the job.
 func (o *foreground) currentAllocs(all []*agent.AllocRecord) (current []*agent.AllocRecord) {
 	for _, j := range o.ownJobs() {
 		_, fills := j.Slots()

@@ -96,8 +96,8 @@ func (o *foreground) settleVolume(ctx context.Context, spec host.VolumeSpec) (ou
 	return true, nil // even a failed creation may have left a record for DeleteVolume
 }
 
-// dropKnownOutcomes keeps only the creations whose outcome is unknown.
-func (o *foreground) dropKnownOutcomes(ctx context.Context) error {
+// recheckUncertain removes from o.uncertain the volumes whose creation has an outcome by now.
+func (o *foreground) recheckUncertain(ctx context.Context) error {
 	var errs []error
 	o.uncertain = slices.DeleteFunc(o.uncertain, func(spec host.VolumeSpec) bool {
 		known, _, err := o.host.Volumes(ctx, host.VolumeQuery{Name: spec.VolumeName()})

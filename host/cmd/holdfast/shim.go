@@ -166,7 +166,7 @@ func writeSwapped(to io.Writer, s host.SwapReport, now host.ShimState) error {
 		fmt.Fprint(to, ", the same binary as before")
 	}
 	if !now.Bakes.IsZero() {
-		fmt.Fprintf(to, "; if it dies, %s takes over again, until %s", short(s.From), when(now.Bakes))
+		fmt.Fprintf(to, "; until %s, %s takes over again if it dies", when(now.Bakes), short(s.From))
 	}
 	fmt.Fprint(to, "\n\n")
 	return writeFacts(to, "Outcome", s.Outcome, "From", short(s.From), "To", short(s.To), "Protocol", s.Protocol,
@@ -184,7 +184,8 @@ func stepsText(steps []host.SwapStepTime) string {
 }
 
 func writeSwaps(to io.Writer, list []host.SwapReport) error {
-	t := newTable("BEGAN", "BY", "FROM", "TO", "GENERATION", "OUTCOME", "HELD", "FOR", "FAILED AT", "REASON", "STEPS")
+	t := newTable("BEGAN", "BY", "FROM", "TO", "GENERATION", "OUTCOME", "CALLS HELD", "HELD AT MOST", "FAILED STEP",
+		"REASON", "STEPS")
 	for _, s := range list {
 		t.add(age(s.Began), s.By, short(s.From), short(s.To), number(int64(s.Generation)), s.Outcome, number(s.Held),
 			s.Hold.Round(100*time.Microsecond),

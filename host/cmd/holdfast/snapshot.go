@@ -213,7 +213,7 @@ func writeSnapshot(to io.Writer, s host.Snapshot) error {
 		if s.IsGroup() {
 			kind = control.GroupSnapshots
 		}
-		about.add("Next", fmt.Sprintf("Holdfast repeats the deletion; to see what is in the way: %s; "+
+		about.add("Next", fmt.Sprintf("Holdfast repeats the deletion; to repeat it now and see its error: %s; "+
 			"to remove only the record: %s", kind.CommandLine("delete", s.SnapshotName()),
 			kind.CommandLine("deregister", s.SnapshotName())))
 	}

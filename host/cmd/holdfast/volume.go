@@ -41,12 +41,12 @@ func newVolumeCreate(p *program, verb, short string,
 				return err
 			}
 			return each(list, func(src control.Submission) error {
-				again := "the command again"
+				again := "run the command again with the same input"
 				if src.Name != "-" {
-					again = display.Command("holdfast volume "+verb, src.Name)
+					again = "run with the same flags: " + display.Command("holdfast volume "+verb, src.Name)
 				}
 				owner := map[string]string{"create": "plugin", "register": "agent"}[verb]
-				hint := fmt.Sprintf("the %s may still %s the volume; to resume, run with the same flags: %s; "+
+				hint := fmt.Sprintf("the %s may still %s the volume; to resume, %s; "+
 					"to see its state: holdfast volume list; "+
 					"to remove its record: holdfast volume deregister --namespace=NAMESPACE ID", owner, verb, again)
 				ctx, client, stop := p.interruptible(c, wait)
@@ -60,7 +60,7 @@ func newVolumeCreate(p *program, verb, short string,
 	}
 	v.flags(c)
 	waitFlag(c, &wait)
-	c.Flags().StringVar(&node, "node", "", "node of the cluster for the volume; overrides node in the file")
+	c.Flags().StringVar(&node, "node", "", "node of the cluster that stores the volume; overrides node in the file")
 	return c
 }
 
@@ -153,11 +153,11 @@ func writeVolume(to io.Writer, v control.Volume) error {
 		about.add("Filled from", v.Source.String())
 	}
 	if v.Origin != (registry.Origin{}) {
-		about.add("Created with", fmt.Sprintf("volume %s of job %s, group %s", v.Origin.Request, v.Origin.Job,
+		about.add("Created for", fmt.Sprintf("volume block %s of job %s, group %s", v.Origin.Request, v.Origin.Job,
 			v.Origin.Group))
 	}
 	if v.DeleteWith != "" {
-		about.add("Deleted with", "alloc "+short(v.DeleteWith))
+		about.add("To be deleted with", "alloc "+short(v.DeleteWith))
 	}
 	about.addKnown("Node", string(v.Node))
 	if len(v.Accessible) > 0 {
@@ -190,7 +190,7 @@ func writeVolume(to io.Writer, v control.Volume) error {
 	fmt.Fprintln(to)
 	err = errors.Join(err, modes.write(to, "no capabilities"))
 	if len(v.Attachments) > 0 {
-		attached := newTable("ATTACHED TO", "NODE ID", "STATE", "DETACHED BY", "SINCE")
+		attached := newTable("ATTACHED TO", "NODE ID", "STATE", "DETACH ASKED BY", "ASKED")
 		for _, a := range v.Attachments {
 			attached.add(a.Node, a.NodeID, a.State, a.DetachingBy, when(a.DetachingSince))
 		}
@@ -217,6 +217,9 @@ func (l *factList) addContainers(v control.Volume) {
 func (l *factList) addUsage(v control.Volume) {
 	names := map[string]string{"bytes": "Used", "inodes": "Inodes used"}
 	for _, u := range v.Usage {
+		if u.Unit != "bytes" && u.Total == 0 && u.Used == 0 && u.Available == 0 {
+			continue // a file system without a limit of inodes, such as btrfs
+		}
 		l.add(cmp.Or(names[u.Unit], "Used ("+clean(u.Unit)+")"), usageText(u))
 	}
 	if v.Unmeasured != "" {

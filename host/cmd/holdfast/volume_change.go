@@ -120,7 +120,7 @@ func newVolumeAdopt(p *program) *cobra.Command {
 			ctx, client, stop := p.interruptible(c, wait)
 			defer stop()
 			vol, err := client.AdoptVolume(ctx, src)
-			err = withHint(err, "the volume may still be registered; to resume, run the command again")
+			err = withHint(err, "the agent may still register the volume; to resume, run the command again")
 			return show(p, err, vol, writeCreated("registered with"))
 		},
 	}

@@ -43,7 +43,8 @@ func (c *copyProgress) behind(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// fullText says that the node's disk is full, and refuses changes of the copy.
+// fullText says that this node does not see changes of the cluster, because its disk is full. refused is the error of
+// the write.
 func fullText(refused error) string {
 	return fmt.Sprintf("this node does not see changes of the cluster, because its disk is full: %v", refused)
 }
@@ -112,7 +113,7 @@ func (c *copyProgress) forgetWaiting() {
 	clear(c.waiting)
 }
 
-// reach records that the copy has reached a revision, and passes the index to the commits that it now has.
+// reach records that the copy has reached a revision, and passes the index to the waiting commits that it now has.
 func (c *copyProgress) reach(revision int64, commits []string, at registry.Seq) {
 	defer c.changed.fire()
 	c.mu.Lock()

@@ -196,8 +196,8 @@ func (h *handOver) repeatAll(ctx context.Context, calls []registry.LateCall) (en
 	return ended, errors.Join(errs...)
 }
 
-// begunCalls returns the calls of this node as a former executor that may still run at its plugin. If this node is the
-// executor again, open calls are not among them.
+// begunCalls returns the calls that this node has sent as the executor of a plugin, and that may still run there. If
+// this node is the executor again, calls that are still open are left out.
 func (e *Executors) begunCalls(v registry.View, executor registry.Executor) (list []registry.LateCall) {
 	list = v.LateCalls(executor.Plugin, e.state.node)
 	if executor.Holder != e.state.node {

@@ -38,8 +38,8 @@ type group struct {
 	err  error
 }
 
-// commitGrouped does what commitShared does for a decision that may share its transaction with others. If etcd refuses
-// a transaction of several decisions, the decision gets one of its own.
+// commitGrouped writes the decision in one transaction with decisions of other commits, and returns what commitShared
+// returns. If etcd refuses a transaction of several decisions, the decision is written again alone.
 func (s *State) commitGrouped(ctx context.Context, d decision) (at registry.Seq, done bool, err error) {
 	g := s.joinGroup(ctx, d)
 	select {

@@ -124,7 +124,7 @@ func (s *State) View(ctx context.Context, read func(registry.View) error) error 
 
 // Commit implements registry.State. A change of this node's own records does not need etcd. A decision is made again if
 // something that it has read was changed in etcd before its change was written. A refusal, too, is returned only if
-// nothing that the decision has read was changed. Each decision of a commit has its own transaction, which it may share
+// nothing that the decision has read was changed. Each decision is written by a transaction of its own, or together
 // with independent decisions of other commits.
 func (s *State) Commit(ctx context.Context, decisions ...registry.Decision) (at registry.Seq, err error) {
 	for _, decide := range decisions {

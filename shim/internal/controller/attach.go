@@ -281,8 +281,8 @@ func AwaitsAttacher(v registry.Volume, at registry.Attachment) bool {
 	return at.State != registry.MarkNone || v.Created && !v.Unattached
 }
 
-// Settle repeats an open call for a volume that exists, other than DeleteVolume, until its outcome is certain. It
-// returns nil if the call is done or has certainly failed. It needs the volume's lock.
+// Settle repeats an open attach, detach, expansion or modification until its outcome is certain. It returns nil if the
+// call is done or has certainly failed. The caller holds the volume's lock.
 func (m *Controller) Settle(ctx context.Context, by intent.Caller, open registry.Intent) error {
 	var at registry.Attachment
 	var v registry.Volume
@@ -306,7 +306,7 @@ func (m *Controller) Settle(ctx context.Context, by intent.Caller, open registry
 	case registry.ControllerExpandRPC, registry.ControllerModifyRPC:
 		err = m.repeatAlteration(ctx, by, v, intent.PolicyOf(open.RPC), open.RPC)
 	default:
-		return registry.Errorf(registry.ErrInternal, "%s is not a controller call for a volume in use", open.RPC)
+		return registry.Errorf(registry.ErrInternal, "%s is not a call that Settle repeats", open.RPC)
 	}
 	return intent.Unsettled(err)
 }

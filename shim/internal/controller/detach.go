@@ -144,7 +144,7 @@ func (m *Controller) DetachVolume(
 	ctx context.Context, call registry.Call, name registry.VolumeName, node registry.NodeName, f registry.Force,
 ) (steps []registry.ReleaseStep, err error) {
 	if f.By == "" && !f.DryRun {
-		return nil, registry.Invalid("a detach names its operator")
+		return nil, registry.Invalid("a detach must name its operator (By)")
 	}
 	list, err := m.AttachmentsOf(ctx, name, node)
 	if err != nil {

@@ -8,8 +8,9 @@ import (
 	"holdfast/shim/internal/intent"
 )
 
-// finishOnNode does the pending expansion on the node before another expansion starts. tried reports whether the node
-// has tried it. If its outcome stays unknown, and want is another expansion, finishOnNode returns an ErrConflict.
+// finishOnNode does the pending expansion on the node before another expansion starts. tried reports that the node need
+// not be asked again: it was asked just now, or has nothing to expand. If the outcome of the pending expansion stays
+// unknown, and want is another one, finishOnNode returns an ErrConflict.
 func (m *Controller) finishOnNode(
 	ctx context.Context, by intent.Caller, v registry.Volume, want registry.CapacityRange,
 ) (now registry.Volume, tried bool, err error) {
@@ -32,7 +33,8 @@ func (m *Controller) finishOnNode(
 	if now.ExpandsOnNodeOnly() {
 		other = now.Expansion.Node != want
 	}
-	if other && n.Refused != "" && intent.Inconclusive(n.Refused) { // the record belongs to the current mount
+	// n ends with the current mount: once no job uses the volume, another expansion can start
+	if other && n.Refused != "" && intent.Inconclusive(n.Refused) {
 		return now, false, registry.Errorf(registry.ErrConflict,
 			"the outcome of the previous expansion on the node is unknown (%s: %s); "+
 				"stop the jobs that use the volume, then expand it", registry.NodeExpandRPC,
@@ -75,11 +77,12 @@ func (m *Controller) NodeExpanded(ctx context.Context, key registry.VolumeKey, n
 	return err
 }
 
-// recordNodeExpansion records a pending expansion on the node, for a plugin without ControllerExpandVolume.
+// recordNodeExpansion records that the node is to expand the volume to want, in place of an earlier size that is still
+// pending there. It is for a plugin without ControllerExpandVolume.
 func (m *Controller) recordNodeExpansion(
 	ctx context.Context, v registry.Volume, want registry.CapacityRange, mode expandMode,
 ) error {
-	local, err := m.uses(ctx, v)
+	uses, err := m.uses(ctx, v)
 	if err != nil {
 		return err
 	}
@@ -88,7 +91,7 @@ func (m *Controller) recordNodeExpansion(
 		if !found {
 			return registry.Change{}, errUnknown(v.VolumeName())
 		}
-		if err := checkOffline(view, now, local, mode); err != nil {
+		if err := checkOffline(view, now, uses, mode); err != nil {
 			return registry.Change{}, err
 		}
 		now.Expansion = now.Expansion.WithoutPending()
@@ -96,7 +99,7 @@ func (m *Controller) recordNodeExpansion(
 		return registry.Change{
 			Put: []registry.Record{now},
 			Events: []registry.Event{m.event(registry.EventVolumeExpanded, now,
-				fmt.Sprintf("to %d bytes, by the node plugin alone", want.Required))},
+				fmt.Sprintf("to %d bytes; pending on the node, the plugin expands there alone", want.Required))},
 		}, nil
 	})
 	return err

@@ -283,13 +283,13 @@ func (s *Snapshots) learnExternalID(ctx context.Context, w *work) error {
 		err = s.finish(ctx, w)
 	}
 	if err != nil {
-		return withoutExternalID(err)
+		return errNoExternalID(err)
 	}
 	return nil
 }
 
-// withoutExternalID returns the error of a deletion that failed because the snapshot's external ID is unknown.
-func withoutExternalID(err error) error {
+// errNoExternalID says that a snapshot cannot be deleted because its external ID is unknown, and why (err).
+func errNoExternalID(err error) error {
 	return fmt.Errorf("it may or may not have been taken, and its plugin has not named it; "+
 		"deregistering it only removes its record: %w", err)
 }
@@ -307,7 +307,7 @@ func (s *Snapshots) beginDeletion(ctx context.Context, ref snapshotRef) (fresh r
 		case !ref.name.group && snap.Group != "":
 			return registry.Change{}, errInGroup(view, snap)
 		case snap.External == "":
-			return registry.Change{}, withoutExternalID(registry.Errorf(registry.ErrConflict, "%s: %s",
+			return registry.Change{}, errNoExternalID(registry.Errorf(registry.ErrConflict, "%s: %s",
 				snap.Failure.Code, snap.Failure.Detail))
 		}
 		for _, v := range view.Volumes() {

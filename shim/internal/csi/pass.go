@@ -21,8 +21,8 @@ type Passed struct {
 }
 
 // Pass makes the call at the instance and calls reply with each message of the answer, whose type may be unknown.
-// answered reports whether the plugin's status has come, or a message before it. The error is the one that reply has
-// returned, or a *registry.CallError, whose text has no secret of the request and none that the plugin was sent before.
+// answered reports whether the plugin has sent a message or the status. The error is the one that reply has returned,
+// or a *registry.CallError, whose text is masked: it has no secret of this request or of earlier ones to the plugin.
 func (f *Fleet) Pass(
 	ctx context.Context, at registry.InstanceKey, call Passed, reply func(*emptypb.Empty) error,
 ) (answered bool, err error) {

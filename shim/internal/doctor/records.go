@@ -10,7 +10,7 @@ import (
 	"holdfast/registry"
 )
 
-// Records are the records of one transaction.
+// Records are the records that an examination needs, all read in one transaction.
 type Records struct {
 	Volumes    []registry.Volume
 	Placements []Placement

@@ -10,8 +10,8 @@ import (
 )
 
 // Start marks records that are no longer certain, and removes empty directories, before a shim does anything else. It
-// reports each other finding in the log and with an event. It unmounts nothing and calls no plugin. Mounts and records
-// must not change meanwhile.
+// reports the other findings in the log and, unless a plugin's report has an event already, with events. It unmounts
+// nothing and calls no plugin. Mounts and records must not change meanwhile.
 func (d *Doctor) Start(ctx context.Context) ([]registry.Finding, error) {
 	f := Facts{Layout: d.Layout, Boot: d.machine.Boot(), Now: d.Now()}
 	var err error

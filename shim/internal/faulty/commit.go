@@ -16,7 +16,7 @@ import (
 	"holdfast/shim/internal/lifecycle"
 )
 
-// commit executes the faults of a point of a commit, for one commit at a time.
+// commit executes the faults that are set for this point of a commit, for one commit at a time.
 func (p *program) commit(point lifecycle.CommitPoint, c registry.Change) {
 	p.commits.Lock()
 	defer p.commits.Unlock()

@@ -71,15 +71,15 @@ func (req *request) provideVolume(
 	return vol, err
 }
 
-// awaitController waits for the controller of the plugin. If another node can make the plugin's calls, it does not
-// wait: the call itself waits for that node.
+// awaitController waits for the controller of the plugin. It returns at once if the plugin has an executor in the
+// cluster: the call itself waits for that node, which may be this one.
 func (req *request) awaitController(ctx context.Context, plugin registry.PluginID) error {
-	elsewhere := false
+	executed := false
 	err := req.State.View(ctx, func(v registry.View) error {
-		elsewhere = req.Executors != nil && v.Executed(plugin)
+		executed = req.Executors != nil && v.Executed(plugin)
 		return nil
 	})
-	if err != nil || elsewhere {
+	if err != nil || executed {
 		return err
 	}
 	_, err = req.awaitPlugin(ctx, registry.RoleController, plugin,

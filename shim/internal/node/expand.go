@@ -264,7 +264,7 @@ func (s *Stager) recordUnable(ctx context.Context, st state, inst registry.Insta
 	return err
 }
 
-// LeaveExpansion closes an open NodeExpandVolume without waiting for its outcome, and reports whether there was one.
+// LeaveExpansion closes an open NodeExpandVolume without waiting for its outcome, and reports whether a call was open.
 func (s *Stager) LeaveExpansion(ctx context.Context, key registry.VolumeKey) (left bool, err error) {
 	return s.closeExpansion(ctx, key, func(open registry.Intent, n registry.NodeExpansion) registry.NodeExpansion {
 		return n.WithError(intent.UnknownEnd(open))
@@ -272,7 +272,7 @@ func (s *Stager) LeaveExpansion(ctx context.Context, key registry.VolumeKey) (le
 }
 
 // closeExpansion closes an open NodeExpandVolume, edits the node's progress in the same commit, and reports whether
-// there was a call.
+// a call was open.
 func (s *Stager) closeExpansion(
 	ctx context.Context, key registry.VolumeKey,
 	edit func(open registry.Intent, n registry.NodeExpansion) registry.NodeExpansion,

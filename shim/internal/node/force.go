@@ -63,10 +63,10 @@ func checkForce(id registry.AllocID, f registry.Force, steps []registry.ReleaseS
 	}
 	switch {
 	case f.By == "":
-		return registry.Invalid("a release by force names its operator")
+		return registry.Invalid("a release by force must name its operator (By)")
 	case len(maySkip) > 0 && f.Confirm != string(id):
-		return registry.Errorf(registry.ErrDenied, "alloc %s is not released by force without a confirmation: "+
-			"without %s, data that was written last may be lost, and the backend may keep the volume attached here; "+
+		return registry.Errorf(registry.ErrDenied, "a release of alloc %s by force needs a confirmation: it may "+
+			"skip %s, so data that was written last may be lost, and the backend may keep the volume attached here; "+
 			"to see each step, add --dry-run; to confirm, add --confirm %s", id, strings.Join(maySkip, ", "), id)
 	case len(refused) > 0:
 		return conflict("alloc %s cannot be released: %s", id, strings.Join(refused, "; "))

@@ -33,10 +33,10 @@ func (a *Allocs) ForceReleaseClaims(
 	case f.DryRun:
 		return steps, nil
 	case f.By == "":
-		return nil, registry.Invalid("a release by force names its operator")
+		return nil, registry.Invalid("a release by force must name its operator (By)")
 	case f.Confirm != string(id):
-		return nil, registry.Errorf(registry.ErrDenied, "the claim of alloc %s on volume %s is not released by force "+
-			"without a confirmation: nothing shows that the volume is unmounted on node %s, and two writers may "+
+		return nil, registry.Errorf(registry.ErrDenied, "a release of the claim of alloc %s on volume %s by force "+
+			"needs a confirmation: nothing shows that the volume is unmounted on node %s, and two writers may "+
 			"destroy its data; make sure that the machine is off, or that nothing uses the volume there, and add "+
 			"--confirm %s", id, name, claims[0].Node, id)
 	}

@@ -209,8 +209,8 @@ func (s *Stager) publishChange(
 }
 
 // CheckUnused returns ErrConflict while a process with another mount namespace uses the volume that is published for
-// the claim: such a use does not keep the plugin from unmounting its own mount. A namespace that is a private copy of
-// this one shows the volume at the same path and does not count.
+// the claim: such a use does not keep the plugin from unmounting its own mount. Uses below the mount root do not count:
+// that namespace is a private copy of the shim's, and has only inherited the mount.
 func (s *Stager) CheckUnused(ctx context.Context, key registry.ClaimKey) error {
 	st, err := s.state(ctx, key.Volume)
 	r, published := st.ref(key)

@@ -39,8 +39,8 @@ type callback struct {
 	reply chan *pb.CallbackReply // gets one reply, or is closed at the end of the stream
 }
 
-// requestQueue returns the queue of requests. A new stream passes its cancel, which ends the use of the older stream.
-// Other callers pass nil.
+// requestQueue returns the queue of requests. A new stream passes its cancel function: requestQueue calls that of the
+// older stream, and keeps the new one. Other callers pass nil.
 func (c *Callbacks) requestQueue(cancel func()) chan *callback {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -34,7 +34,7 @@ func (n *Notifier) Applied(a registry.Applied) {
 		for wake := range n.waiting[k.Bucket] {
 			select {
 			case wake <- struct{}{}:
-			default: // another bucket of the change has woken the call
+			default: // the call is awake already, because of another bucket or an earlier change
 			}
 		}
 	}

@@ -33,7 +33,7 @@ const (
 	growStep = 1 << 20
 )
 
-// ensureDir creates the state directory if there is none, and refuses one that other users can read.
+// ensureDir creates the state directory if there is none, and refuses one that other users can use.
 func ensureDir(dir string) error {
 	if err := os.MkdirAll(dir, dirMode); err != nil {
 		return registry.Errorf(registry.ErrUnavailable, "state directory: %w", err)

@@ -85,8 +85,9 @@ type Store struct {
 
 var _ registry.State = (*Store)(nil)
 
-// Open verifies and opens the file. It waits for the file's lock until LockLimit or the end of ctx. It creates a
-// missing file. It leaves a damaged file as it is, and returns ErrDamaged. Migrations and the new generation are one
+// Open opens the file. It verifies it first, unless the file is as the previous shim has released it
+// (Options.ReleasedAt). It waits for the file's lock for LockLimit at most, or until ctx ends. It creates a missing
+// file. It leaves a damaged file as it is, and returns ErrDamaged. Migrations and the new generation are one
 // transaction. Open starts no goroutine: a commit waits for Run.
 func Open(ctx context.Context, options Options) (*Store, error) {
 	options = options.withDefaults()

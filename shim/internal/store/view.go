@@ -47,7 +47,7 @@ func (r reader) Text(record registry.Record) ([]byte, error) {
 	return mergedText(record, get(r.tx, string(k.Bucket), []byte(k.Path)))
 }
 
-// decode decodes a stored value, whose fields are where the schema's form puts them.
+// decode decodes a stored value. It first moves the fields to where this release has them (form).
 func (r reader) decode(bucket registry.Bucket, path, value []byte) (record registry.Record, err error) {
 	text, err := verifiedText(string(bucket), path, value)
 	if err != nil {
