@@ -350,10 +350,23 @@ func (a *agentEnv) result(what string, done <-chan error) error {
 func (a *agentEnv) hclFile(name string, replace ...string) (control.Submission, error) {
 	text, err := os.ReadFile(filepath.Join("testdata/hcl", name))
 	src := control.Submission{Name: name, Text: []byte(strings.NewReplacer(replace...).Replace(string(text)))}
+	src.Variables = map[string]string{}
 	if name == "fake.hcl" {
 		src.Variables = map[string]string{"d": a.dir, "csifake": filepath.Join(bin, "csifake"), "attempts": "20"}
 	}
 	return src, err
+}
+
+// jobWith is a job of testdata/hcl with values of its variables, each as NAME=VALUE.
+func (a *agentEnv) jobWith(name string, variables ...string) control.Submission {
+	a.t.Helper()
+	src, err := a.hclFile(name)
+	a.must(err)
+	for _, v := range variables {
+		name, value, _ := strings.Cut(v, "=")
+		src.Variables[name] = value
+	}
+	return src
 }
 
 // retry repeats a request, as an operator would, while no agent answers or the request is not possible yet.

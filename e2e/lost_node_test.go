@@ -147,7 +147,7 @@ func newAgentCluster(t *testing.T, args ...string) (a, b *agentEnv) {
 	a.byNode, b.byNode = true, true
 	b.must(os.Symlink(a.path("journal"), b.path("journal")))
 	a.must(a.runJob("fake.hcl"))
-	b.must(b.runJob("fake.hcl", "${var.d}", a.dir, `"--ids=${var.ids}",`, `"--ids=", "--node-id=node-2-id",`))
+	b.must(b.runSubmission(b.jobWith("fake.hcl", "d="+a.dir, `args=["--node-id=node-2-id"]`)))
 	return a, b
 }
 

@@ -108,14 +108,6 @@ func rollDuringMounts(t *testing.T, nodes []*env, users int64) {
 	t.Logf("%d mounts", rounds.Load())
 }
 
-// fuseJob is the plugin with FUSE mounts, in a version.
-func (a *agentEnv) fuseJob(more ...string) control.Submission {
-	a.t.Helper()
-	src, err := a.hclFile("fake.hcl", append([]string{`"--mounts",`, `"--mounts", "--mount=fuse",`}, more...)...)
-	a.must(err)
-	return src
-}
-
 // waitKept waits until the old instance is kept for the volume "disk".
 func (a *agentEnv) waitKept(old control.Alloc) {
 	a.t.Helper()
@@ -133,7 +125,7 @@ func TestRollKeepsFUSEMountsAlive(t *testing.T) {
 		t.Skipf("this kernel has no FUSE: %v", err)
 	}
 	a := newAgentEnv(t)
-	a.must(a.runSubmission(a.fuseJob()))
+	a.must(a.runSubmission(a.jobWith("fake.hcl", `args=["--mount=fuse"]`)))
 	a.must(a.create("disk"))
 	a.must(a.runJob("user.hcl", "echo here >>/disk/line; ", ""))
 	old := a.alloc("fake")
@@ -246,8 +238,8 @@ func TestFailedRollKeepsThePlugin(t *testing.T) {
 
 // wrapped are the replacements by which a shell script runs instead of the plugin, whose command line it gets.
 func wrapped(script string) []string {
-	return []string{`command = var.csifake`, `command = "/bin/sh"`, "args = [\n", `args = ["-c", "` + script +
-		`", var.csifake, ` + "\n", `default = "30s"`, `default = "2s"`}
+	return []string{`command = var.csifake`, `command = "/bin/sh"`,
+		"concat([\n", `concat(["-c", "` + script + `", var.csifake, ` + "\n"}
 }
 
 // wantFailedRoll runs a new version of the plugin and fails the test unless the command says that it failed.
@@ -256,6 +248,7 @@ func (a *agentEnv) wantFailedRoll(replace ...string) {
 	src, err := a.hclFile("fake.hcl", replace...)
 	a.must(err)
 	a.must(os.WriteFile(a.path("new.hcl"), src.Text, 0o600))
+	src.Variables["health"] = "2s"
 	args := []string{"job", "run", "--wait", a.path("new.hcl")}
 	for name, value := range src.Variables {
 		args = append(args, "--var", name+"="+value)
@@ -289,7 +282,7 @@ func TestStopFirstRollRunsOneInstance(t *testing.T) {
 	a.must(a.runJob("user.hcl"))
 	was, before := a.alloc("fake"), a.snapshot("user")
 	gated := wrapped("while ! [ -e ${var.d}/go ]; do sleep 0.1; done; exec $0 $@")
-	a.must(a.submit("fake.hcl", append(gated[:4], stopFirst...)...))
+	a.must(a.submit("fake.hcl", append(gated, stopFirst...)...))
 	a.waitUntil("the old instance has ended", func() bool { return !alive(was.Tasks[0].PID) })
 	late := background(func() error { return a.create("late") })
 	a.must(a.submit("user.hcl", `job "user"`, `job "other"`, `source          = "disk"`, `source = "other"`))

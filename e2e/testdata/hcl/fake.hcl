@@ -1,44 +1,28 @@
 # A plugin that does what a script says and keeps a journal: package csifake as a process.
 
 variable "d" {
-  type        = string
   description = "directory of the test's machine"
 }
 
-variable "csifake" {
-  type = string
+variable "csifake" {}
+
+variable "args" {
+  type        = list(string)
+  default     = []
+  description = "more arguments, which replace the same ones below"
 }
 
-variable "count" {
-  type    = number
-  default = 1
-}
-
-variable "version" {
-  type    = string
-  default = "1.0.0"
-}
-
-variable "ids" {
-  type        = string
-  default     = ""
-  description = "form of the ids of volumes"
-}
-
-variable "caps" {
-  type        = string
-  default     = ""
-  description = "more capabilities, each after a comma"
-}
-
-variable "health" {
-  type    = string
-  default = "30s"
-}
-
-variable "attempts" {
-  type    = number
-  default = 3
+variables {
+  count         = 1
+  version       = "1.0.0"
+  ids           = "" # form of the ids of volumes
+  caps          = "" # more capabilities, each after a comma
+  health        = "30s"
+  interval      = "1s"
+  timeout       = "30s"
+  restart_after = null
+  list_volumes  = true
+  attempts      = 3
 }
 
 job "fake" {
@@ -50,21 +34,23 @@ job "fake" {
 
       config {
         command = var.csifake
-        args = [
+        args = concat([
           "--journal=${var.d}/journal", "--script=${var.d}/script", "--state=${var.d}/backend", "--data=${var.d}/data", "--mounts",
           "--caps=CREATE_DELETE_VOLUME,PUBLISH_UNPUBLISH_VOLUME,STAGE_UNSTAGE_VOLUME${var.caps}", "--version=${var.version}", "--instance=${NOMAD_ALLOC_ID}",
           "--ids=${var.ids}",
-        ]
+        ], var.args)
       }
 
       csi_plugin {
         id             = "fake"
         type           = "monolith"
         health_timeout = var.health
+        list_volumes   = var.list_volumes
 
         heartbeat {
-          interval = "1s"
-          timeout  = "30s"
+          interval      = var.interval
+          timeout       = var.timeout
+          restart_after = var.restart_after
         }
       }
 
