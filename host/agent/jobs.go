@@ -37,14 +37,14 @@ func Check(j *hooks.Job, drivers []taskdriver.Driver, tryLimits bool) (warnings 
 	}
 	for _, g := range j.Groups {
 		for _, t := range g.Tasks {
-			d := byName[t.Driver]
+			d, spec := byName[t.Driver], found.checkAttributes(j.Type, g, t)
 			if d == nil {
 				found.add(t, "", registry.Errorf(registry.ErrUnsupported,
 					"this agent has no driver %q, only %s; change the task, or start holdfast with --driver", t.Driver,
 					strings.Join(slices.Sorted(maps.Keys(byName)), ", ")))
 				continue
 			}
-			warnings = append(warnings, found.checkTask(j.Type, g, t, d, tryLimits)...)
+			warnings = append(warnings, found.checkTask(spec, d, tryLimits)...)
 		}
 	}
 	return warnings, found.err()

@@ -62,11 +62,18 @@ func (p *Problems) err() error {
 	return p
 }
 
-// checkTask adds the problems that the attributes of a task have.
-func (p *Problems) checkTask(
-	jobType string, g hooks.Group, t hooks.Task, d taskdriver.Driver, tryLimits bool,
-) (warnings []string) {
+// checkAttributes adds the problems that the attributes of a task have with any driver.
+func (p *Problems) checkAttributes(jobType string, g hooks.Group, t hooks.Task) taskSpec {
 	s := newTaskSpec(jobType, g, t, p)
+	if err := checkVariables(t.Env); err != nil {
+		p.add(t, "", fmt.Errorf("env: %w", err))
+	}
+	return s
+}
+
+// checkTask adds the problems that the attributes of a task have with its driver.
+func (p *Problems) checkTask(s taskSpec, d taskdriver.Driver, tryLimits bool) (warnings []string) {
+	t := s.Task
 	ignored, err := d.Configure(&taskdriver.Task{Resources: s.resources, TryLimits: tryLimits}, t.Config)
 	for _, w := range ignored {
 		warnings = append(warnings, fmt.Sprintf("task %q: %s", t.Name, w))

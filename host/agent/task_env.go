@@ -14,6 +14,7 @@ import (
 	"holdfast/hooks"
 	"holdfast/host"
 	"holdfast/host/agent/taskdriver"
+	"holdfast/registry"
 )
 
 // Node is the node on which jobs run.
@@ -63,6 +64,19 @@ func nomadEnv(r *AllocRecord, t taskSpec, d dirs, isolated bool) map[string]stri
 	return env
 }
 
+// checkVariables returns an error if no process can get the variables. The error has no value.
+func checkVariables(env map[string]string) error {
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		switch {
+		case name == "" || strings.ContainsAny(name, "=\x00"):
+			return registry.Invalid("variable %q: a name is not empty, and has no \"=\" and no NUL byte", name)
+		case strings.Contains(env[name], "\x00"):
+			return registry.Invalid("variable %s: its value has a NUL byte, which no variable can have", name)
+		}
+	}
+	return nil
+}
+
 // driverTask returns one attempt of a task as an argument for a driver. It renders the task's templates, which may read
 // files.
 func (n Node) driverTask(ctx context.Context, r *AllocRecord, t taskSpec, number uint64, plan hooks.Plan, root string,
@@ -81,6 +95,9 @@ func (n Node) driverTask(ctx context.Context, r *AllocRecord, t taskSpec, number
 	}
 	maps.Copy(known, env)
 	files, err := renderTemplates(ctx, t.templates, env, known)
+	if err == nil {
+		err = checkVariables(env)
+	}
 	if err != nil {
 		return taskdriver.Task{}, err
 	}

@@ -1,9 +1,11 @@
 package agent
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -27,7 +29,7 @@ type taskRest struct {
 	Restart     []restartBlock                 `json:"restart"`
 	Meta        []map[string]taskdriver.Scalar `json:"meta"`
 	User        string                         `json:"user"`
-	KillTimeout duration                       `json:"kill_timeout"`
+	KillTimeout json.RawMessage                `json:"kill_timeout"`
 	Leader      bool                           `json:"leader"`
 	Template    []templateBlock                `json:"template"`
 	Lifecycle   []struct {
@@ -35,57 +37,72 @@ type taskRest struct {
 		Sidecar bool   `json:"sidecar"`
 	} `json:"lifecycle"`
 	Logs []struct {
-		Files *number `json:"max_files"`
-		Size  *number `json:"max_file_size"` // in MiB
+		Files json.RawMessage `json:"max_files"`
+		Size  json.RawMessage `json:"max_file_size"` // in MiB
 	} `json:"logs"` // for each of the two streams
 	Resources []struct {
-		CPU       *number `json:"cpu"` // MHz
-		Cores     *number `json:"cores"`
-		Memory    *number `json:"memory"` // MiB
-		MemoryMax *number `json:"memory_max"`
+		CPU       json.RawMessage `json:"cpu"` // MHz
+		Cores     json.RawMessage `json:"cores"`
+		Memory    json.RawMessage `json:"memory"` // MiB
+		MemoryMax json.RawMessage `json:"memory_max"`
 	} `json:"resources"`
 }
 
 // restartBlock is a restart block of a group or task.
 type restartBlock struct {
-	Attempts *number      `json:"attempts"`
-	Interval *duration    `json:"interval"`
-	Delay    *duration    `json:"delay"`
-	Mode     *restartMode `json:"mode"`
+	Attempts json.RawMessage `json:"attempts"`
+	Interval json.RawMessage `json:"interval"`
+	Delay    json.RawMessage `json:"delay"`
+	Mode     *restartMode    `json:"mode"`
 }
 
-// number is a JSON number, or a string that holds one, because HCL converts freely.
-type number int
+// maxNumber is the largest number of an attribute.
+const maxNumber = 1 << 30
 
-func (n *number) UnmarshalJSON(b []byte) error {
-	var s json.Number
-	if err := json.Unmarshal(b, &s); err != nil {
-		return err
-	}
-	i, err := s.Int64()
-	*n = number(i)
-	return err
-}
+// attributes reads attributes as JSON, and collects the errors. HCL converts freely, so a number may be a string.
+type attributes struct{ errs []error }
 
-// duration is a string such as "30s", or a number of nanoseconds.
-type duration time.Duration
-
-func (d *duration) UnmarshalJSON(b []byte) error {
-	var v any
-	if err := json.Unmarshal(b, &v); err != nil {
-		return err
-	}
-	if ns, ok := v.(float64); ok {
-		*d = duration(ns)
-		return nil
-	}
-	text, _ := v.(string)
-	t, err := time.ParseDuration(text)
+// add adds an error, unless it is nil.
+func (a *attributes) add(err error) {
 	if err != nil {
-		return registry.Invalid("%s is not a duration; write it as in \"30s\"", b)
+		a.errs = append(a.errs, err)
 	}
-	*d = duration(t)
-	return nil
+}
+
+// number returns a whole number of at least least, or unset if text is empty or null.
+func (a *attributes) number(name string, text json.RawMessage, unset, least int64) int64 {
+	var s json.Number
+	err := json.Unmarshal(text, &s)
+	if err == nil && s == "" || len(text) == 0 {
+		return unset
+	}
+	n, parseErr := s.Int64()
+	if err != nil || parseErr != nil || n < least || n > maxNumber {
+		a.add(registry.Invalid("%s = %s: use a whole number from %d to %d", name, text, least, maxNumber))
+		return unset
+	}
+	return n
+}
+
+// duration returns a duration such as "30s" or a number of nanoseconds, or unset if text is empty or null.
+func (a *attributes) duration(name string, text json.RawMessage, unset time.Duration) time.Duration {
+	var v any
+	if len(text) == 0 || json.Unmarshal(text, &v) != nil || v == nil {
+		return unset
+	}
+	var d time.Duration
+	var err error
+	if s, is := v.(string); is {
+		d, err = time.ParseDuration(s)
+	} else {
+		err = json.Unmarshal(text, &d)
+	}
+	if err != nil || d < 0 {
+		a.add(registry.Invalid("%s = %s: write a duration as in \"30s\", from \"0s\" to \"%.0fh\"", name, text,
+			time.Duration(math.MaxInt64).Truncate(time.Hour).Hours()))
+		return unset
+	}
+	return d
 }
 
 // taskSpec is a task with its decoded attributes.
@@ -109,7 +126,7 @@ type taskSpec struct {
 func newTaskSpec(jobType string, g hooks.Group, t hooks.Task, p *Problems) taskSpec {
 	s := taskSpec{Task: t}
 	var rest taskRest
-	if err := s.decode(jobType, g, &rest); err != nil {
+	for _, err := range s.decode(jobType, g, &rest) {
 		p.add(t, "", err)
 	}
 	for i, b := range rest.Template {
@@ -124,66 +141,35 @@ func newTaskSpec(jobType string, g hooks.Group, t hooks.Task, p *Problems) taskS
 }
 
 // decode sets all attributes but the templates, which rest gets. Its errors do not name the task.
-func (s *taskSpec) decode(jobType string, g hooks.Group, rest *taskRest) error {
+func (s *taskSpec) decode(jobType string, g hooks.Group, rest *taskRest) []error {
+	var a attributes
 	var group groupRest
-	err := taskdriver.Decode("group "+g.Name, g.Rest, &group)
-	if err == nil {
-		err = taskdriver.Decode("attributes", s.Rest, rest)
-	}
-	if err == nil {
-		s.policy, err = defaultPolicy(jobType).with(slices.Concat(group.Restart, rest.Restart))
-	}
-	if err != nil {
-		return err
-	}
+	a.add(taskdriver.Decode("group "+g.Name, g.Rest, &group))
+	a.add(taskdriver.Decode("attributes", s.Rest, rest))
+	s.policy = defaultPolicy(jobType).with(slices.Concat(group.Restart, rest.Restart), &a)
 	s.groupMeta, s.meta = mergeMeta(group.Meta), mergeMeta(rest.Meta)
-	s.user, s.grace, s.leader = rest.User, time.Duration(rest.KillTimeout), rest.Leader
-	if s.grace <= 0 {
-		s.grace = taskdriver.DefaultKillGrace
-	}
+	s.user, s.leader = rest.User, rest.Leader
+	s.grace = cmp.Or(a.duration("kill_timeout", rest.KillTimeout, 0), taskdriver.DefaultKillGrace)
 	for _, l := range rest.Lifecycle {
 		if l.Hook != "prestart" && l.Hook != "poststart" {
-			return registry.Errorf(registry.ErrUnsupported,
-				"unsupported lifecycle hook %q; use prestart or poststart", l.Hook)
+			a.add(registry.Errorf(registry.ErrUnsupported,
+				"unsupported lifecycle hook %q; use prestart or poststart", l.Hook))
 		}
 		s.prestart, s.sidecar = s.prestart || l.Hook == "prestart", l.Sidecar
 	}
 	for _, l := range rest.Logs {
-		if l.Files != nil && *l.Files < 1 || l.Size != nil && (*l.Size < 1 || *l.Size > 1<<20) {
-			return registry.Invalid("logs: max_files must be at least 1, and max_file_size 1 to %d MiB", 1<<20)
-		}
-		if l.Files != nil {
-			s.logFiles = int(*l.Files)
-		}
-		if l.Size != nil {
-			s.logSize = int64(*l.Size) << 20
-		}
+		s.logFiles = int(a.number("logs: max_files", l.Files, int64(s.logFiles), 1))
+		s.logSize = a.number("logs: max_file_size", l.Size, s.logSize>>20, 1) << 20
 	}
-	s.resources, err = rest.limits()
-	return err
-}
-
-// limits returns the limits of the resources block.
-func (r taskRest) limits() (l taskdriver.Resources, err error) {
-	for _, b := range r.Resources {
-		for _, v := range []struct {
-			name  string
-			value *number
-			to    *int64
-		}{
-			{"cpu", b.CPU, &l.CPU}, {"cores", b.Cores, &l.Cores}, {"memory", b.Memory, &l.Memory},
-			{"memory_max", b.MemoryMax, &l.MemoryMax},
-		} {
-			if v.value == nil {
-				continue
-			}
-			if *v.value < 1 || *v.value > 1<<30 {
-				return l, registry.Invalid("resources: %s = %d: use 1 to %d", v.name, *v.value, 1<<30)
-			}
-			*v.to = int64(*v.value)
-		}
+	for _, b := range rest.Resources {
+		l := &s.resources
+		l.CPU = a.number("resources: cpu", b.CPU, l.CPU, 1)
+		l.Cores = a.number("resources: cores", b.Cores, l.Cores, 1)
+		l.Memory = a.number("resources: memory", b.Memory, l.Memory, 1)
+		l.MemoryMax = a.number("resources: memory_max", b.MemoryMax, l.MemoryMax, 1)
 	}
-	return l, l.Check()
+	a.add(s.resources.Check())
+	return a.errs
 }
 
 func mergeMeta(blocks []map[string]taskdriver.Scalar) map[string]string {
@@ -278,28 +264,19 @@ func defaultPolicy(jobType string) restartPolicy {
 }
 
 // with returns the policy, changed by the attributes that the blocks set.
-func (p restartPolicy) with(blocks []restartBlock) (restartPolicy, error) {
+func (p restartPolicy) with(blocks []restartBlock, a *attributes) restartPolicy {
 	for _, b := range blocks {
-		if b.Attempts != nil {
-			p.Attempts = int(*b.Attempts)
-		}
-		if b.Interval != nil {
-			p.Interval = time.Duration(*b.Interval)
-		}
-		if b.Delay != nil {
-			p.Delay = time.Duration(*b.Delay)
-		}
+		p.Attempts = int(a.number("restart: attempts", b.Attempts, int64(p.Attempts), 0))
+		p.Interval = a.duration("restart: interval", b.Interval, p.Interval)
+		p.Delay = a.duration("restart: delay", b.Delay, p.Delay)
 		if b.Mode != nil {
 			p.Mode = *b.Mode
 		}
 	}
-	switch {
-	case p.Mode != modeFail && p.Mode != modeDelay:
-		return p, registry.Invalid("unknown restart mode %q; use %q or %q", p.Mode, modeFail, modeDelay)
-	case p.Attempts < 0 || p.Interval < 0 || p.Delay < 0:
-		return p, registry.Invalid("restart: attempts, interval and delay must not be negative")
+	if p.Mode != modeFail && p.Mode != modeDelay {
+		a.add(registry.Invalid("unknown restart mode %q; use %q or %q", p.Mode, modeFail, modeDelay))
 	}
-	return p, nil
+	return p
 }
 
 // next decides what follows an attempt that has failed. If again is false, why is the reason.

@@ -75,21 +75,32 @@ func TestUnsupportedAttributes(t *testing.T) {
 			out.Config = json.RawMessage(text)
 			return out
 		}
+		env := func(name, value string) hooks.Task {
+			out := task("t", "")
+			out.Env = map[string]string{name: value}
+			return out
+		}
 		docker := task("t", "")
 		docker.Driver = "docker"
 		for want, task := range map[string]hooks.Task{
-			"vault":                      task("t", `{"vault":[{}]}`),
-			"template: local/x:1: ":      task("t", `{"template":[{"data":"{{ key }}","destination":"local/x"}]}`),
-			"artifact":                   task("t", `{"artifact":[{"source":"http://x/y"}]}`),
-			"poststop":                   task("t", `{"lifecycle":[{"hook":"poststop"}]}`),
-			"mode":                       task("t", `{"restart":[{"mode":"never"}]}`),
-			"duration":                   task("t", `{"restart":[{"delay":"soon"}]}`),
-			"negative":                   task("t", `{"restart":[{"attempts":-1}]}`),
-			"max_file":                   task("t", `{"logs":[{"max_files":0}]}`),
-			"logs":                       task("t", `{"logs":[{"max_file_size":-1}]}`),
-			"use cpu or cores, not both": task("t", `{"resources":[{"cpu":5,"cores":1}]}`),
-			"command":                    config(""),
-			"args cannot be a JSON string; write a list": config(`{"command":"x","args":"y"}`),
+			"vault":                 task("t", `{"vault":[{}]}`),
+			"template: local/x:1: ": task("t", `{"template":[{"data":"{{ key }}","destination":"local/x"}]}`),
+			"artifact":              task("t", `{"artifact":[{"source":"http://x/y"}]}`),
+			"poststop":              task("t", `{"lifecycle":[{"hook":"poststop"}]}`),
+			"mode":                  task("t", `{"restart":[{"mode":"never"}]}`),
+			`restart: delay = "soon": write a duration`:           task("t", `{"restart":[{"delay":"soon"}]}`),
+			"restart: attempts = -1: use a whole number from 0":   task("t", `{"restart":[{"attempts":-1}]}`),
+			"logs: max_files = 0: use a whole number from 1":      task("t", `{"logs":[{"max_files":0}]}`),
+			"logs: max_file_size = -1: use a whole number from 1": task("t", `{"logs":[{"max_file_size":-1}]}`),
+			`kill_timeout = "-5s": write a duration as in "30s", from "0s" to "2562047h"`: task("t",
+				`{"kill_timeout":"-5s"}`),
+			`kill_timeout = "9999999h": write a duration`: task("t", `{"kill_timeout":"9999999h"}`),
+			`env: variable "": a name is not empty`:       env("", "x"),
+			`env: variable "A=B": a name is not empty`:    env("A=B", "x"),
+			"env: variable A: its value has a NUL byte":   env("A", "x\x00y"),
+			"use cpu or cores, not both":                  task("t", `{"resources":[{"cpu":5,"cores":1}]}`),
+			"command":                                     config(""),
+			"args cannot be a JSON string; write a list":  config(`{"command":"x","args":"y"}`),
 			"only exec": docker,
 		} {
 			err := e.trySubmit(job("j", "service", tasks("g", task)), SubmitOptions{})
