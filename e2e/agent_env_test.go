@@ -377,11 +377,7 @@ func (a *agentEnv) retry(what string, do func() error) error {
 }
 
 // submit submits a job.
-func (a *agentEnv) submit(name string, replace ...string) error {
-	src, err := a.hclFile(name, replace...)
-	if err != nil {
-		return err
-	}
+func (a *agentEnv) submit(src control.Submission) error {
 	return errOf(a.client.RunJob(a.ctx(), src, agent.SubmitOptions{}))
 }
 
@@ -498,7 +494,7 @@ func (a *agentEnv) startBystander() {
 	a.t.Helper()
 	a.must(a.runJob("fake.hcl"))
 	a.must(a.create("kept"))
-	a.must(a.runJob("user.hcl", "source          = \"disk\"", "source          = \"kept\""))
+	a.must(a.runSubmission(a.jobWith("user.hcl", "volume=kept")))
 }
 
 // stopBystander takes down what startBystander started.

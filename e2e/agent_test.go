@@ -196,7 +196,7 @@ func TestDataPathUntouched(t *testing.T) {
 	a.must(a.create("disk"))
 	writer := "while true; do if dd if=/dev/zero of=/disk/block bs=512 count=8 conv=fsync 2>/disk/output; " +
 		"then echo good >>/disk/written; else cat /disk/output >>/disk/failed; fi; sleep 0.02; done"
-	a.must(a.runJob("user.hcl", "while true; do sleep 0.1; done", writer))
+	a.must(a.runSubmission(a.jobWith("user.hcl", "does="+writer)))
 	written := func() int { return strings.Count(a.volumeFile("written", ""), "good") }
 	a.waitUntil("the user writes", func() bool { return written() > 0 })
 	before := a.snapshot("fake", "user")

@@ -193,7 +193,7 @@ func TestFrozenNodeUnmountsFirst(t *testing.T) {
 	t.Parallel()
 	a, b := newAgentCluster(t)
 	b.must(b.create("disk"))
-	b.must(b.runJob("user.hcl", "trap 'exit 0' TERM; ", "trap '' TERM; exec 9>>/disk/open; "))
+	b.must(b.runSubmission(b.jobWith("user.hcl", "does=trap '' TERM; exec 9>>/disk/open")))
 	task := b.alloc("user").Tasks[0].PID
 	target := b.publishedAt()
 	held, err := os.Open(target)

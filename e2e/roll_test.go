@@ -127,7 +127,7 @@ func TestRollKeepsFUSEMountsAlive(t *testing.T) {
 	a := newAgentEnv(t)
 	a.must(a.runSubmission(a.jobWith("fake.hcl", `args=["--mount=fuse"]`)))
 	a.must(a.create("disk"))
-	a.must(a.runJob("user.hcl", "echo here >>/disk/line; ", ""))
+	a.must(a.runSubmission(a.jobWith("user.hcl", "does=:")))
 	old := a.alloc("fake")
 	file, err := os.Open(fuseFile(t, a.dir))
 	a.must(err)
@@ -152,8 +152,7 @@ func TestRollKeepsFUSEMountsAlive(t *testing.T) {
 	wantServed()
 	a.wantOutput(true, []string{"disk"}, "plugin", "status", "fake")
 	a.must(a.create("other"))
-	a.must(a.runJob("user.hcl", "echo here >>/disk/line; ", "", `job "user"`, `job "other"`,
-		`source          = "disk"`, `source = "other"`))
+	a.must(a.runSubmission(a.jobWith("user.hcl", "does=:", "id=other", "volume=other")))
 	a.must(a.stopJob("other"))
 	a.must(a.delete("other"))
 	a.wantCalledAt(a.alloc("fake").ID, "NodeStageVolume", "other")
@@ -166,7 +165,7 @@ func TestRollKeepsFUSEMountsAlive(t *testing.T) {
 	if now := a.alloc("fake"); now.ID == old.ID || now.State != "running" {
 		t.Errorf("alloc %s of the plugin is %s", now.ID, now.State)
 	}
-	a.must(a.runJob("user.hcl", "echo here >>/disk/line; ", ""))
+	a.must(a.runSubmission(a.jobWith("user.hcl", "does=:")))
 	before := a.alloc("user").ID
 	a.wantOutput(true, []string{"done"}, "plugin", "roll", "--drain", "fake")
 	a.waitUntil("the user was restarted", func() bool {
@@ -282,10 +281,12 @@ func TestStopFirstRollRunsOneInstance(t *testing.T) {
 	a.must(a.runJob("user.hcl"))
 	was, before := a.alloc("fake"), a.snapshot("user")
 	gated := wrapped("while ! [ -e ${var.d}/go ]; do sleep 0.1; done; exec $0 $@")
-	a.must(a.submit("fake.hcl", append(gated, stopFirst...)...))
+	next, err := a.hclFile("fake.hcl", append(gated, stopFirst...)...)
+	a.must(err)
+	a.must(a.submit(next))
 	a.waitUntil("the old instance has ended", func() bool { return !alive(was.Tasks[0].PID) })
 	late := background(func() error { return a.create("late") })
-	a.must(a.submit("user.hcl", `job "user"`, `job "other"`, `source          = "disk"`, `source = "other"`))
+	a.must(a.submit(a.jobWith("user.hcl", "id=other", "volume=other")))
 	a.waitUntil("an alloc waits for the plugin", func() bool {
 		return strings.Contains(a.alloc("other").Reason, "plugin fake")
 	})

@@ -1,11 +1,20 @@
-# A job that runs on the volume "disk" until it is stopped.
+# A job that runs on a volume until it is stopped.
+
+variables {
+  id     = "user"
+  volume = "disk"
+  mode   = "single-node-writer"
+  does   = "echo here >>/disk/line"
+}
 
 job "user" {
+  id = var.id
+
   group "user" {
     volume "disk" {
       type            = "csi"
-      source          = "disk"
-      access_mode     = "single-node-writer"
+      source          = var.volume
+      access_mode     = var.mode
       attachment_mode = "file-system"
     }
 
@@ -14,7 +23,7 @@ job "user" {
 
       config {
         command = "/bin/sh"
-        args    = ["-c", "trap 'exit 0' TERM; echo here >>/disk/line; while true; do sleep 0.1; done"]
+        args    = ["-c", "trap 'exit 0' TERM; ${var.does}; while true; do sleep 0.1; done"]
       }
 
       volume_mount {
