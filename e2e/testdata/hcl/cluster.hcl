@@ -1,0 +1,7 @@
+# The configuration of the only node of a cluster, whose etcd is at ETCD.
+
+cluster {
+  id        = "test"
+  expect    = 1
+  endpoints = ["ETCD"]
+}
