@@ -235,7 +235,7 @@ func (s *Server) postVolume(do func(context.Context, host.VolumeSpec) (host.Volu
 		if node := query(r, "node"); node != "" {
 			spec.Node = registry.NodeName(node)
 		}
-		st, err := callPlugin(s, r, target{spec.VolumeName(), spec.Plugin, spec.Node},
+		st, err := callPlugin(s, r, target{volume: spec.VolumeName(), plugin: spec.Plugin, node: spec.Node},
 			func(ctx context.Context) (host.VolumeStatus, error) { return do(ctx, spec) })
 		if err != nil {
 			return nil, err
@@ -284,7 +284,7 @@ func (s *Server) deleteVolume(r *http.Request) (any, error) {
 		do = s.host.DeregisterVolume
 	}
 	name := volumeName(r)
-	return callPlugin(s, r, target{volume: name},
+	return callPlugin(s, r, target{volume: name, removal: true},
 		func(ctx context.Context) (struct{}, error) { return struct{}{}, do(ctx, name) })
 }
 

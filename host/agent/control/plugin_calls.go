@@ -25,6 +25,8 @@ type target struct {
 	volume host.VolumeName
 	plugin host.PluginID // empty: that of the volume
 	node   host.NodeName // of a new volume; empty: any
+	// removal means that the call deletes or deregisters the volume.
+	removal bool
 }
 
 // callPlugin calls do within the time limit of the request. It gives up early if the plugin is gone for good. Work that
@@ -40,10 +42,10 @@ func callPlugin[T any](s *Server, r *http.Request, t target, do func(context.Con
 	switch gone := context.Cause(ctx); {
 	case expired > 0:
 		err = registry.Errorf(registry.ErrUnavailable, "waited %v: %s; %s", expired, s.describeCall(r.Context(), t),
-			cmp.Or(s.describeBackground(r.Context(), t.volume), resumeAdvice))
+			cmp.Or(s.describeBackground(r.Context(), t), resumeAdvice))
 	case err != nil && errors.Is(gone, registry.ErrUnavailable):
 		err = gone
-		if background := s.describeBackground(r.Context(), t.volume); background != "" {
+		if background := s.describeBackground(r.Context(), t); background != "" {
 			err = registry.Errorf(registry.ErrUnavailable, "%w; %s", gone, background)
 		}
 	case errors.Is(err, registry.ErrUnavailable):
@@ -85,16 +87,21 @@ func askPlugin[T any](s *Server, r *http.Request, id host.PluginID, ask func(con
 
 // describeBackground says that the creation or deletion of a volume continues in the background. It is empty if neither
 // does.
-func (s *Server) describeBackground(ctx context.Context, name host.VolumeName) string {
-	v := s.explainer().volume(ctx, name)
+func (s *Server) describeBackground(ctx context.Context, t target) string {
+	v, name := s.explainer().volume(ctx, t.volume), t.volume
+	creating := v != nil && (v.State == registry.VolumeCreating ||
+		v.Intent != nil && v.Intent.RPC == registry.CreateVolumeRPC)
 	switch {
 	case v == nil:
 		return ""
 	case v.State == registry.VolumeDeleting:
 		return fmt.Sprintf("the deletion continues in the background; see %s", VolumeCommand("status", name))
-	case v.State == registry.VolumeCreating || v.Intent != nil && v.Intent.RPC == registry.CreateVolumeRPC:
+	case creating && t.removal:
+		return "the creation continues in the background, and nothing was cancelled or deleted; " +
+			"run the command again when the plugin answers"
+	case creating:
 		return fmt.Sprintf("the creation continues in the background; see %s; "+
-			"to cancel it, and delete what was created: %s; "+
+			"to delete what it creates, once the plugin answers: %s; "+
 			"to remove only the record: %s", VolumeCommand("status", name), VolumeCommand("delete", name),
 			VolumeCommand("deregister", name))
 	}
@@ -132,7 +139,10 @@ func (s *Server) awaitGone(ctx context.Context, t target) error {
 			return nil
 		}
 		p := s.pluginOf(ctx, t)
-		if p == nil || !p.gone() || s.controlledElsewhere(ctx, target{t.volume, host.PluginID(p.ID), t.node}) {
+		if p == nil || !p.gone() {
+			continue
+		}
+		if t.plugin = host.PluginID(p.ID); s.controlledElsewhere(ctx, t) {
 			continue
 		}
 		text := fmt.Sprintf("plugin %q is not running: %s", p.ID, p.describeJobs())
