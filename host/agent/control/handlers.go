@@ -183,8 +183,12 @@ func (s *Server) getVolumes(r *http.Request) (any, error) {
 }
 
 func (s *Server) getVolume(r *http.Request) (any, error) {
-	name := volumeName(r)
-	list, _, err := s.host.Volumes(r.Context(), host.VolumeQuery{Name: name})
+	return s.volumeNow(r.Context(), volumeName(r))
+}
+
+// volumeNow describes a volume with its uses, its waits and the agent's notices.
+func (s *Server) volumeNow(ctx context.Context, name host.VolumeName) (any, error) {
+	list, _, err := s.host.Volumes(ctx, host.VolumeQuery{Name: name})
 	if err != nil {
 		return nil, err
 	}
@@ -201,8 +205,8 @@ func (s *Server) getVolume(r *http.Request) (any, error) {
 			out.Holders[i].Containers, _ = s.agent.EngineContainers(v.ID)
 		}
 	}
-	out.Notices = slices.Concat(s.clusterNotices(r.Context()), s.lostNotices(r.Context(), name),
-		e.explainWaits(r.Context(), v.Waiting), out.Notices)
+	out.Notices = slices.Concat(s.clusterNotices(ctx), s.lostNotices(ctx, name), e.explainWaits(ctx, v.Waiting),
+		out.Notices)
 	return out, nil
 }
 
@@ -254,14 +258,20 @@ func (s *Server) volumeSpec(ctx context.Context, src VolumeSubmission) (host.Vol
 	return s.host.ParseVolume(ctx, source(src.Submission), parseOptions(src.Submission))
 }
 
-// changeVolume changes the volume that the path names.
+// changeVolume changes the volume that the path names. The answer has its uses too.
 func (s *Server) changeVolume(
 	r *http.Request, do func(context.Context, host.VolumeName) (host.VolumeStatus, error),
 ) (any, error) {
 	name := volumeName(r)
-	st, err := callPlugin(s, r, target{volume: name},
+	changed, err := callPlugin(s, r, target{volume: name},
 		func(ctx context.Context) (host.VolumeStatus, error) { return do(ctx, name) })
-	return s.explainer().volumeView(st), err
+	if err != nil {
+		return nil, err
+	}
+	if now, err := s.volumeNow(r.Context(), name); err == nil {
+		return now, nil
+	}
+	return s.explainer().volumeView(changed), nil // the change itself has succeeded
 }
 
 // expandVolume answers after the controller call. The node call may still be pending.

@@ -118,8 +118,8 @@ func expansionNotices(name registry.VolumeName, e registry.Expansion) []Notice {
 		n.command("see the current size", VolumeCommand("status", name))
 		return []Notice{n}
 	case e.Refused == "":
-		n.Next = "It is expanded on this node at the next mount, before the tasks start. A read-only mount cannot " +
-			"grow, so the expansion waits for a writer."
+		n.Next = "If it is mounted for writing, Holdfast is expanding it on this node now. Else it is expanded on " +
+			"this node at the next mount for writing, before the tasks start."
 	default:
 		n.Meaning = "The plugin cannot expand it now. Users of the volume keep the present size."
 		n.Next = "Holdfast retries at the next mount, after all users have ended."
