@@ -31,29 +31,15 @@ func (s *Server) followEvents(ctx context.Context) {
 		o.After = st.Index - min(st.Index, eventsPast)
 	}
 	err := s.sources.Watch(ctx, o, func(e host.Event) error {
-		s.mu.Lock()
-		defer s.mu.Unlock()
 		if e.Kind != host.EventResync {
+			s.mu.Lock()
+			defer s.mu.Unlock()
 			s.events = append([]host.Event{e}, s.events[:min(len(s.events), eventsShown-1)]...)
 		}
-		s.announce()
 		return nil
 	})
 	if ctx.Err() == nil {
 		s.log.Error("the status page receives no more events", "error", err)
-	}
-}
-
-// followRecords announces changes of jobs and allocs.
-func (s *Server) followRecords(ctx context.Context) {
-	err := s.sources.Await(ctx, func([]*agent.AllocRecord) bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.announce()
-		return false
-	})
-	if ctx.Err() == nil {
-		s.log.Error("the status page does not see changes of jobs", "error", err)
 	}
 }
 
@@ -72,9 +58,10 @@ var pageTemplate = template.Must(template.New("page.html").Funcs(template.FuncMa
 	"short":   func(v any) string { text := fmt.Sprint(v); return text[:min(8, len(text))] },
 }).ParseFS(assets, "assets/page.html"))
 
-// render returns the page. It escapes control characters, as on a terminal.
+// render returns the page, even if its browser has left: others share it. It escapes control characters, as on a
+// terminal.
 func (s *Server) render(ctx context.Context) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, renderLimit)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), renderLimit)
 	defer cancel()
 	p := page{Overview: s.sources.Overview(ctx), Usage: s.sources.Usage()}
 	s.mu.Lock()

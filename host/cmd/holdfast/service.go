@@ -266,7 +266,7 @@ func (st *service) openPage(m *metrics.Metrics, log hclog.Logger) {
 	}
 	log.Info("serving the status page", "address", "http://"+st.page.Addr().String())
 	page := statuspage.New(statuspage.Sources{Overview: st.server.Overview, Usage: m.Usage, Status: st.host.Status,
-		Watch: st.host.Watch, Await: st.agent.Await}, log)
+		Watch: st.host.Watch}, log)
 	st.others = append(st.others, func(ctx context.Context) error { return page.Serve(ctx, st.page) })
 }
 

@@ -1,36 +1,30 @@
-// Shows changes when they happen. Without this script the page is complete too, but has to be reloaded.
+// Shows changes within about two seconds. Without this script the page is complete too, but has to be reloaded.
 "use strict";
 
 const live = document.getElementById("live");
 let busy = false;
-let again = false;
-let changes; // the stream of messages
 
-// update fetches the page and takes over what has changed.
+// update fetches the page, if a person can see it, and takes over what has changed.
 async function update() {
-  again = true;
-  if (busy) {
+  if (busy || document.hidden) {
     return;
   }
   busy = true;
-  while (again) {
-    again = false;
-    try {
-      const reply = await fetch(location.pathname);
-      if (!reply.ok) {
-        throw new Error(reply.statusText);
-      }
-      const next = new DOMParser().parseFromString(await reply.text(), "text/html");
-      for (const part of document.querySelectorAll(".part")) {
-        const fresh = next.getElementById(part.id);
-        if (fresh && !isSelected(part)) {
-          takeOver(part, fresh);
-        }
-      }
-      say("Live: changes appear by themselves.");
-    } catch {
-      say("The agent does not answer; what is shown may be old.");
+  try {
+    const reply = await fetch(location.pathname, {signal: AbortSignal.timeout(10000)});
+    if (!reply.ok) {
+      throw new Error(reply.statusText);
     }
+    const next = new DOMParser().parseFromString(await reply.text(), "text/html");
+    for (const part of document.querySelectorAll(".part")) {
+      const fresh = next.getElementById(part.id);
+      if (fresh && !isSelected(part)) {
+        takeOver(part, fresh);
+      }
+    }
+    say("Live: changes appear by themselves.");
+  } catch {
+    say("The agent does not answer; what is shown may be old.");
   }
   busy = false;
 }
@@ -64,22 +58,6 @@ function say(text) {
   }
 }
 
-// follow updates the page at each message, while a person can see it: a browser opens only six connections to a server,
-// for all its tabs.
-function follow() {
-  changes?.close();
-  if (document.hidden) {
-    return;
-  }
-  changes = new EventSource("events");
-  changes.onmessage = update;
-  changes.onerror = () => {
-    update(); // shows whether the agent answers
-    if (changes.readyState === EventSource.CLOSED) { // it does not try again by itself, as after "too many browsers"
-      setTimeout(follow, 10000);
-    }
-  };
-}
-
-document.addEventListener("visibilitychange", follow);
-follow();
+setInterval(update, 2000);
+document.addEventListener("visibilitychange", update);
+update();
