@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -338,6 +339,34 @@ func digestOf(jobType, namespace string, g hooks.Group, rolled uint64) string {
 	}
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:])
+}
+
+// steadyAfter is the age from which an attempt that follows a failure counts as steady.
+const steadyAfter = time.Minute
+
+// Why returns what the alloc waits for, or why it ended. Otherwise it returns why tasks have not started, and how tasks
+// have failed that are restarted. Such a failure is forgotten once the next attempt is steady.
+func (r *AllocRecord) Why() string {
+	if r.Reason != "" {
+		return r.Reason
+	}
+	var texts []string
+	for _, t := range r.Group.Tasks {
+		rec := r.Tasks[t.Name]
+		why := rec.Reason
+		failed := rec.Exit != nil && rec.Restarts.Count > 0
+		if rec.State == TaskRunning && failed && time.Since(rec.Since) < steadyAfter {
+			why = cmp.Or(why, describeExit(*rec.Exit))
+		}
+		if why == "" || rec.State == TaskDead && !rec.Failed {
+			continue
+		}
+		if rec.Attempt > 1 {
+			why += fmt.Sprintf("; attempt %d", rec.Attempt)
+		}
+		texts = append(texts, fmt.Sprintf("task %s: %s", t.Name, why))
+	}
+	return strings.Join(texts, "; ")
 }
 
 func describeExit(e taskdriver.Exit) string {

@@ -201,6 +201,14 @@ func TestRequestedRestartHappensOncePerAttempt(t *testing.T) {
 		}
 		request(1)
 		e.awaitAttempt("disk", "plugin", 2)
+		const why = "task plugin: the shim requested a restart: heartbeats missed; attempt 2"
+		if got := e.agent.record(r.ID).Why(); got != why {
+			e.Errorf("why %q, want %q", got, why)
+		}
+		time.Sleep(steadyAfter)
+		if got := e.agent.record(r.ID).Why(); got != "" {
+			e.Errorf("why %q while the attempt is steady", got)
+		}
 		request(1) // that request was carried out already
 		e.hasCount("stop ", 1)
 		e.has("stop disk/plugin", "exited disk/plugin 1 code=0 final=false", "starting disk/plugin 2",

@@ -459,7 +459,8 @@ func (t *taskRunner) handleExit(ctx, stop context.Context, exit taskdriver.Exit,
 		return set("exited: "+describeExit(exit),
 			func(r *TaskRecord) { r.State, r.Exit, r.Reason = TaskDead, &exit, "stopped" })
 	}
-	return t.applyRestartPolicy(ctx, exit, false, cmp.Or(requested, describeExit(exit)))
+	exit.Err = cmp.Or(requested, exit.Err)
+	return t.applyRestartPolicy(ctx, exit, false, describeExit(exit))
 }
 
 // applyRestartPolicy decides what follows an attempt that has ended or could not start. After a restart by an operator,

@@ -393,7 +393,8 @@ func TestPastEventsAreCompleteOrAnError(t *testing.T) {
 
 func TestFailedControllerKeepsItsRow(t *testing.T) {
 	node := []host.PluginFingerprint{{Plugin: "p", Role: "csi-node", Healthy: 1, Expected: 1}}
-	failed := PluginJob{Job: "j", Count: 1, Type: hooks.TypeController, State: agent.AllocFailed, Reason: "exit code 3"}
+	failed := PluginJob{Job: "j", Count: 1, Type: hooks.TypeController, Status: "failed",
+		Alloc: "0123456789", State: agent.AllocFailed, Reason: "exit code 3"}
 	running := PluginJob{Job: "j", Count: 1, Type: hooks.TypeNode, State: agent.AllocRunning}
 	join := func(prints []host.PluginFingerprint, jobs ...PluginJob) []Plugin {
 		return joinPlugins(host.PluginList{}, prints, map[host.PluginID][]PluginJob{"p": jobs})
@@ -402,7 +403,8 @@ func TestFailedControllerKeepsItsRow(t *testing.T) {
 	if len(got) != 1 || !slices.Equal(got[0].Roles, want) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
-	text := "the job that runs plugin p as csi-controller failed: exit code 3 (see holdfast plugin status p)"
+	text := "plugin p is not healthy as csi-controller: its job j has status failed: exit code 3 " +
+		"(see holdfast alloc status 01234567)"
 	if failures := got[0].failures(); failures != text {
 		t.Errorf("%q, want %q", failures, text)
 	}
@@ -426,8 +428,8 @@ func TestFailureOfAMissingRolesJobIsReported(t *testing.T) {
 	must(t, err)
 	awaitJob(t, c, "pc", func(j Job) bool { return j.Status == agent.AllocFailed })
 	_, err = c.ExpandVolume(t.Context(), disk.VolumeName(), host.CapacityRange{Required: 1})
-	for _, text := range []string{"serves only csi-node here", "plugin loopfs as csi-controller failed",
-		"its stanza is wrong"} {
+	for _, text := range []string{"serves only csi-node here",
+		"plugin loopfs is not healthy as csi-controller: its job pc has status failed", "its stanza is wrong"} {
 		if !errors.Is(err, registry.ErrUnavailable) || !strings.Contains(err.Error(), text) {
 			t.Errorf("%v does not mention %q", err, text)
 		}

@@ -322,6 +322,7 @@ func (s *Server) postDoctor(r *http.Request, ask DoctorRequest) (any, error) {
 	}
 	if err == nil {
 		found.Findings = s.adviseLost(r.Context(), found.Findings)
+		s.adviseFailing(r.Context(), found.Findings)
 	}
 	return found, err
 }

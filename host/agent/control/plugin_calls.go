@@ -240,7 +240,11 @@ func (s *Server) describePluginCall(ctx context.Context, t target) string {
 		return fmt.Sprintf("plugin %q is not running (see holdfast plugin status): %s", t.plugin, p.describeJobs())
 	}
 	text := fmt.Sprintf(noAnswer+"from plugin %q (see %s)", t.plugin, pluginCommand(t.plugin))
-	return strings.Join(append([]string{text}, p.describe(false)...), "; ")
+	lines := append([]string{text}, p.describe(false)...)
+	if failures := p.failures(); failures != "" {
+		lines = append(lines, failures)
+	}
+	return strings.Join(lines, "; ")
 }
 
 // describeExecutor says which other node makes a controller call of the plugin, and why it may not answer, or that no

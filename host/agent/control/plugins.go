@@ -33,7 +33,7 @@ type Role struct {
 	Role     registry.Role `json:"role"`
 	Healthy  int           `json:"healthy"`
 	Expected int           `json:"expected"`         // number, from running tasks and from jobs that are not stopped
-	Reason   string        `json:"reason,omitempty"` // of the newest failed alloc
+	Reason   string        `json:"reason,omitempty"` // of the newest alloc, if it is running or has failed
 }
 
 // Instance is one running task in one role of a plugin.
@@ -74,7 +74,7 @@ func (s *Server) pluginJobs() map[host.PluginID][]PluginJob {
 				}
 				for _, rec := range all { // the newest comes last
 					if rec.Job == r.Job && rec.Group.Name == g.Name {
-						r.Alloc, r.State, r.Reason = rec.ID, rec.State, rec.Reason
+						r.Alloc, r.State, r.Reason = rec.ID, rec.State, rec.Why()
 					}
 				}
 				out[t.Plugin] = append(out[t.Plugin], r)
@@ -173,7 +173,7 @@ func (p *Plugin) addMissingRoles(jobs []PluginJob) {
 		}
 		for _, role := range r.Type.Roles() {
 			expected[role] += r.Count
-			if r.State == agent.AllocFailed {
+			if r.Reason != "" && (r.State == agent.AllocFailed || r.State == agent.AllocRunning) {
 				reasons[role] = r.Reason
 			}
 		}
@@ -219,8 +219,11 @@ func (s *Server) plugin(ctx context.Context, id host.PluginID) (*Plugin, error) 
 	return &Plugin{ID: string(id), Jobs: s.pluginJobs()[id]}, err
 }
 
-// running reports whether a task of the plugin exists.
-func (p *Plugin) running() bool { return len(p.Instances)+len(p.Tasks) > 0 }
+// running reports whether a task of the plugin is starting or running. A task that waits for its restart is not.
+func (p *Plugin) running() bool {
+	return len(p.Instances) > 0 ||
+		slices.ContainsFunc(p.Tasks, func(t host.PluginTask) bool { return t.Phase != registry.TaskExited })
+}
 
 // task returns a task of the plugin, or the zero value if the shim does not know it.
 func (p *Plugin) task(k registry.TaskKey) host.PluginTask {
@@ -279,25 +282,48 @@ func (p *Plugin) describeJobs() string {
 	}
 	var texts []string
 	for _, r := range p.Jobs {
-		text := fmt.Sprintf("its job %s has status %s", r.Job, r.Status)
-		if r.Reason != "" {
-			text += ": " + r.Reason
-		}
-		texts = append(texts, text)
+		texts = append(texts, r.describe())
 	}
 	return strings.Join(texts, "; ")
 }
 
-// failures describes the failures of roles without a healthy instance. It is empty if there are none.
+// describe describes a job of a plugin.
+func (r PluginJob) describe() string {
+	text := fmt.Sprintf("its job %s has status %s", r.Job, r.Status)
+	if r.Reason != "" {
+		text += fmt.Sprintf(": %s (see %s)", r.Reason, display.Command("holdfast alloc status", short(r.Alloc)))
+	}
+	return text
+}
+
+// failures describes the failing jobs of roles without a healthy instance. It is empty if there are none.
 func (p *Plugin) failures() string {
 	var texts []string
-	for _, r := range p.Roles {
-		if r.Healthy == 0 && r.Reason != "" {
-			texts = append(texts, fmt.Sprintf("the job that runs plugin %s as %s failed: %s (see %s)", p.ID, r.Role,
-				r.Reason, display.Command("holdfast plugin status", p.ID)))
+	for _, j := range p.Jobs {
+		var lacks []string
+		for _, r := range p.Roles {
+			if r.Healthy == 0 && r.Reason != "" && r.Reason == j.Reason && slices.Contains(j.Type.Roles(), r.Role) {
+				lacks = append(lacks, string(r.Role))
+			}
+		}
+		if len(lacks) > 0 {
+			texts = append(texts, fmt.Sprintf("plugin %s is not healthy as %s: %s", p.ID, strings.Join(lacks, " and "),
+				j.describe()))
 		}
 	}
 	return strings.Join(texts, "; ")
+}
+
+// adviseFailing replaces the advice about plugins that the shim could not ask, if their jobs fail.
+func (s *Server) adviseFailing(ctx context.Context, findings []host.Finding) {
+	for i, f := range findings {
+		if f.Kind != registry.FoundUnseen || f.Volume.Plugin == "" {
+			continue
+		}
+		if p, err := s.plugin(ctx, f.Volume.Plugin); err == nil && p.failures() != "" {
+			findings[i].Advice = p.failures() + "; when it is healthy, run holdfast doctor again"
+		}
+	}
 }
 
 // describe lists the instances and tasks of the plugin. If all instances are healthy, it lists them only if always is

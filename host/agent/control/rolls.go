@@ -35,7 +35,7 @@ func (s *Server) rollView(j *agent.JobRecord) *Roll {
 	out := &Roll{Roll: *j.Roll, Job: j.Job.ID, State: j.RollState()}
 	begun, kept := s.agent.RollAllocs(j)
 	for _, r := range begun {
-		out.Begun = append(out.Begun, RollAlloc{r.ID, r.State, r.Reason})
+		out.Begun = append(out.Begun, RollAlloc{r.ID, r.State, r.Why()})
 	}
 	if out.State != agent.RollFailed {
 		for _, r := range kept {

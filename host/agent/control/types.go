@@ -37,7 +37,8 @@ type Job struct {
 	Stopped   bool             `json:"stopped"`
 	Submitted time.Time        `json:"submitted"`
 	Warnings  []string         `json:"warnings,omitempty"`
-	Waits     string           `json:"waits,omitempty"` // why no alloc is placed, if the job is pending
+	Waits     string           `json:"waits,omitempty"`  // why no alloc is placed, if the job is pending
+	Reason    string           `json:"reason,omitempty"` // of its newest alloc that has one
 	Groups    []Group          `json:"groups"`
 	Allocs    []Alloc          `json:"allocs,omitempty"`
 	Roll      *Roll            `json:"roll,omitempty"` // the last roll of its plugins

@@ -34,6 +34,9 @@ func (s *Server) jobView(j *agent.JobRecord, all []*agent.AllocRecord) Job {
 		}
 		v := allocView(r)
 		v.Replaced = !fills(r)
+		if v.Reason != "" && !v.Replaced {
+			out.Reason = v.Reason
+		}
 		out.Allocs = append(out.Allocs, v)
 		if counts[r.Group.Name] != nil {
 			counts[r.Group.Name][r.State]++
@@ -46,7 +49,7 @@ func (s *Server) jobView(j *agent.JobRecord, all []*agent.AllocRecord) Job {
 func allocView(r *agent.AllocRecord) Alloc {
 	out := Alloc{
 		ID: string(r.ID), Job: r.Job, Group: r.Group.Name, Index: r.Index, Version: r.Version, Namespace: r.Namespace,
-		State: r.State, Reason: r.Reason, Next: r.Next, Created: r.Created, Ended: r.Ended, Notes: r.Notes,
+		State: r.State, Reason: r.Why(), Next: r.Next, Created: r.Created, Ended: r.Ended, Notes: r.Notes,
 	}
 	for _, t := range r.Group.Tasks {
 		rec := r.Tasks[t.Name]

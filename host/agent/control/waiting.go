@@ -223,11 +223,6 @@ func (a Alloc) describe() string {
 	if a.Reason != "" {
 		text += ": " + a.Reason
 	}
-	for _, t := range a.Tasks {
-		if t.notStarted() && t.Reason != "" {
-			text += fmt.Sprintf(": task %s: %s", t.Name, t.Reason)
-		}
-	}
 	return text
 }
 

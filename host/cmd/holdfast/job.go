@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -190,9 +191,9 @@ func newJobStop(p *program) *cobra.Command {
 }
 
 func writeJobs(to io.Writer, jobs []control.Job) error {
-	t := newTable("ID", "TYPE", "STATUS", "VERSION", "GROUPS", "SUBMITTED")
+	t := newTable("ID", "TYPE", "STATUS", "VERSION", "GROUPS", "SUBMITTED", "REASON")
 	for _, j := range jobs {
-		t.add(j.ID, j.Type, j.Status, j.Version, len(j.Groups), age(j.Submitted))
+		t.add(j.ID, j.Type, j.Status, j.Version, len(j.Groups), age(j.Submitted), cmp.Or(j.Waits, j.Reason))
 	}
 	return t.write(to, "no jobs")
 }
