@@ -282,9 +282,22 @@ func TestJobRunsAndItsLogsAreRead(t *testing.T) {
 	if err := c.Logs(t.Context(), id, "other", agent.LogOptions{}, &out); !errors.Is(err, registry.ErrNotFound) {
 		t.Errorf("logs of an unknown task: %v", err)
 	}
+	// A stopped job starts again with the variables of its submission.
+	must(t, c.StopJob(t.Context(), "echo", agent.StopOptions{}))
+	if job, err := c.StartJob(t.Context(), "echo"); err != nil || job.Version != 2 {
+		t.Errorf("a job that was started again: %+v, %v", job, err)
+	}
+	job = awaitJob(t, c, "echo", func(j Job) bool { return j.Status == "complete" && len(j.Allocs) == 2 })
+	out.Reset()
+	must(t, c.Logs(t.Context(), job.Allocs[1].ID, "main", agent.LogOptions{Follow: true}, &out))
+	if src, err := c.JobSource(t.Context(), "echo"); err != nil || out.String() != "hello\n" || src.File != "echo" {
+		t.Errorf("logs %q of %+v, %v", out.String(), src, err)
+	}
 	must(t, c.StopJob(t.Context(), "echo", agent.StopOptions{Purge: true}))
-	if _, err := c.Job(t.Context(), "echo"); !errors.Is(err, registry.ErrNotFound) {
-		t.Errorf("a purged job: %v", err)
+	for _, get := range []func(context.Context, string) (Job, error){c.Job, c.StartJob} {
+		if _, err := get(t.Context(), "echo"); !errors.Is(err, registry.ErrNotFound) {
+			t.Errorf("a purged job: %v", err)
+		}
 	}
 }
 

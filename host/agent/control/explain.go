@@ -206,16 +206,11 @@ func (e *explainer) mountNotices(h registry.Holder) []Notice {
 	if h.Trouble == "" {
 		return nil
 	}
-	job, file := "", ""
+	job := ""
 	if rec := e.allocs[h.Claim.Alloc]; rec != nil {
 		job = rec.Job
 	}
-	for _, j := range e.s.agent.Jobs() {
-		if j.Job.ID == job {
-			file = j.Source.Name
-		}
-	}
-	return []Notice{mountTrouble(h, job, file)}
+	return []Notice{mountTrouble(h, job)}
 }
 
 // allocName names an alloc and its job; empty without an alloc.

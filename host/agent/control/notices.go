@@ -66,8 +66,8 @@ func (n *Notice) command(purpose, line string) {
 	}
 }
 
-// mountTrouble explains a mount that does not work. job is the job that uses the mount, and file the file of that job.
-func mountTrouble(h registry.Holder, job, file string) Notice {
+// mountTrouble explains a mount that does not work. job is the job that uses the mount.
+func mountTrouble(h registry.Holder, job string) Notice {
 	n := Notice{
 		Kind:    NoticeTrouble,
 		Summary: "the mount of volume " + h.Claim.Name.String() + " does not work",
@@ -80,7 +80,7 @@ func mountTrouble(h registry.Holder, job, file string) Notice {
 	n.fact("Since", since(h.Troubled))
 	if job != "" {
 		n.command("stop the job, which releases the volume", display.Command("holdfast job stop --wait", job))
-		n.command("then run it again", display.Command("holdfast job run", file))
+		n.command("then start it again", startCommand(job))
 	}
 	n.command("inspect the plugin", pluginCommand(h.Claim.Volume.Plugin))
 	n.command("find all inconsistencies on this node", "holdfast doctor")
@@ -202,6 +202,9 @@ func ObjectCommand(kind, verb string, namespace registry.Namespace, id string) s
 	}
 	return display.Command(words, id)
 }
+
+// startCommand is the command that starts a job again.
+func startCommand(job string) string { return display.Command("holdfast job start", job) }
 
 func pluginCommand(id registry.PluginID) string {
 	return display.Command("holdfast plugin status", string(id))

@@ -64,7 +64,8 @@ func TestWaitsAreExplained(t *testing.T) {
 	a, err := c.Alloc(t.Context(), job.Allocs[0].ID)
 	must(t, err)
 	hasText(t, a.Notices, NoticeWaiting, line, "since 2026-05-04 12:00:00", "INTERNAL: busy", "job stop user")
-	hasText(t, a.Notices, NoticeTrouble, "its server is gone", "holdfast job stop --wait user", "holdfast job run user")
+	hasText(t, a.Notices, NoticeTrouble, "its server is gone", "holdfast job stop --wait user",
+		"holdfast job start user")
 	v, err := c.Volume(t.Context(), disk)
 	must(t, err)
 	hasText(t, v.Notices, NoticeWaiting, line)
@@ -125,7 +126,7 @@ func noticeCases() map[string][]Notice {
 	restarting := &Plugin{ID: "p", Instances: half.Instances, Tasks: []host.PluginTask{{
 		TaskKey: registry.TaskKey{Alloc: "node-alloc", Task: "t"},
 		Restart: &registry.RestartRequest{Cause: registry.CauseMissed}}}}
-	stopped := &Plugin{ID: "p", Jobs: []PluginJob{{Job: "pj", Status: "stopped", File: "p.hcl"}}}
+	stopped := &Plugin{ID: "p", Jobs: []PluginJob{{Job: "pj", Status: "stopped"}}}
 	nodeOnly := healthy("csi-node")
 	nodeOnly.Jobs = []PluginJob{
 		{Job: "pc", Alloc: "ctrl-alloc", Task: "c", Type: "controller", Status: "failed", Reason: "exit code 3"},
@@ -171,7 +172,7 @@ func noticeCases() map[string][]Notice {
 	}
 	claim := registry.Claim{Name: disk, Volume: registry.VolumeKey{Plugin: "p"}, Alloc: mine, Request: "data"}
 	out["a dead mount"] = []Notice{mountTrouble(
-		registry.Holder{Claim: claim, Trouble: "its server is gone", Troubled: noon}, "j", "j.hcl")}
+		registry.Holder{Claim: claim, Trouble: "its server is gone", Troubled: noon}, "j")}
 	half9, asked := registry.CapacityRange{Required: 9}, registry.Expansion{Asked: registry.CapacityRange{Required: 9}}
 	open := asked
 	open.RPC, open.Code, open.Detail = registry.ControllerExpandRPC, "INTERNAL", "no"

@@ -7,6 +7,7 @@ import (
 	"net/url"
 
 	"holdfast/host"
+	"holdfast/registry"
 )
 
 // JobSource is a job as it was submitted.
@@ -32,6 +33,28 @@ func (s *Server) getJobSource(r *http.Request) (any, error) {
 // JobSource returns a job as it was submitted.
 func (c *Client) JobSource(ctx context.Context, id string) (JobSource, error) {
 	return get[JobSource](ctx, c, "/job/"+segment(id)+"/source")
+}
+
+// postStartJob submits a job again as it was submitted last. It changes nothing if the job has not ended.
+func (s *Server) postStartJob(r *http.Request) (any, error) {
+	rec, err := s.agent.Job(r.PathValue("id"))
+	if err != nil {
+		return nil, err
+	}
+	all := s.agent.Allocs()
+	switch {
+	case !rec.Stopped && !jobStatus(rec, all).Ended():
+		return s.jobView(rec, all), nil
+	case len(rec.Source.Text) == 0:
+		return nil, registry.Errorf(registry.ErrUnsupported,
+			"the agent has no text of job %q; use holdfast job run FILE", rec.Job.ID)
+	}
+	return s.postJob(r, rec.Source)
+}
+
+// StartJob submits a stopped or failed job again as it was submitted last. It changes nothing if the job has not ended.
+func (c *Client) StartJob(ctx context.Context, id string) (Job, error) {
+	return post[Job](ctx, c, "/job/"+segment(id)+"/start", nil)
 }
 
 func (s *Server) postRestart(r *http.Request) (any, error) {

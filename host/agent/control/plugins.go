@@ -49,7 +49,6 @@ type PluginJob struct {
 	Count  int              `json:"count"`  // of the group; 0 if the job is stopped
 	Task   host.TaskName    `json:"task"`
 	Type   hooks.PluginType `json:"type"`
-	File   string           `json:"file,omitempty"`   // from which the job was submitted
 	Alloc  host.AllocID     `json:"alloc,omitempty"`  // the newest alloc
 	State  agent.AllocState `json:"state,omitempty"`  // of the newest alloc
 	Reason string           `json:"reason,omitempty"` // of the newest alloc
@@ -67,7 +66,7 @@ func (s *Server) pluginJobs() map[host.PluginID][]PluginJob {
 					continue
 				}
 				r := PluginJob{Job: j.Job.ID, Status: jobStatus(j, all), Count: g.Count, Task: t.Name,
-					Type: t.PluginType, File: j.Source.Name}
+					Type: t.PluginType}
 				r.roll = s.rollView(j)
 				if j.Stopped {
 					r.Count = 0

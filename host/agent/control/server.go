@@ -158,6 +158,7 @@ func (s *Server) handler() http.Handler {
 		"GET /v1/jobs":                s.getJobs,
 		"GET /v1/job/{id}":            s.getJob,
 		"GET /v1/job/{id}/source":     s.getJobSource,
+		"POST /v1/job/{id}/start":     s.postStartJob,
 		"GET /v1/job/{id}/await":      s.awaitJob,
 		"GET /v1/job/{id}/stopped":    s.awaitStopped,
 		"GET /v1/plugin/{id}/await":   s.awaitRoll,

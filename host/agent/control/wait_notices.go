@@ -247,7 +247,7 @@ func (n *Notice) addStartCommands(p *Plugin) {
 	}
 	for _, r := range p.Jobs {
 		if r.Status == agent.AllocStopped || r.Status == agent.AllocFailed {
-			n.command("run job "+r.Job+" again", display.Command("holdfast job run", r.File))
+			n.command("start job "+r.Job+" again", startCommand(r.Job))
 		}
 	}
 }

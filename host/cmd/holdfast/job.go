@@ -18,7 +18,7 @@ import (
 
 func newJob(p *program) *cobra.Command {
 	return group("job", "Run, stop and inspect jobs", newJobRun(p), newJobPlan(p), newJobStop(p),
-		newJobInspect(p), newJobLogs(p),
+		newJobStart(p), newJobInspect(p), newJobLogs(p),
 		statusCommand(p, "List jobs, or show one with its allocs", (*control.Client).Jobs, writeJobs,
 			(*control.Client).Job, writeJob))
 }
@@ -38,21 +38,43 @@ With --wait the exit code is 1 if an alloc fails.`,
 			if err != nil {
 				return err
 			}
-			return each(list, func(src control.Submission) error { return p.runJob(c.Context(), src, o, wait) })
+			return each(list, func(src control.Submission) error {
+				job, err := p.client().RunJob(c.Context(), src, o)
+				return p.reportSubmitted(c.Context(), job, err, wait)
+			})
 		},
 	}
 	v.flags(c)
-	c.Flags().BoolVar(&wait, "wait", false, "wait until each alloc has ended, or runs and its plugins are healthy")
+	waitForJobFlag(c, &wait)
 	c.Flags().BoolVar(&o.Rerun, "rerun", false, "run completed batch allocs again")
 	c.Flags().BoolVar(&o.Force, "force", false, "update even if this stops a plugin whose mounts are in use")
 	return c
 }
 
-// runJob submits a job.
-func (p *program) runJob(
-	ctx context.Context, src control.Submission, o agent.SubmitOptions, wait bool,
-) error {
-	job, err := p.client().RunJob(ctx, src, o)
+func waitForJobFlag(c *cobra.Command, wait *bool) {
+	c.Flags().BoolVar(wait, "wait", false, "wait until each alloc has ended, or runs and its plugins are healthy")
+}
+
+func newJobStart(p *program) *cobra.Command {
+	wait := false
+	c := &cobra.Command{
+		Use: "start ID...", Short: "Start stopped jobs again",
+		Long: `Start stopped or failed jobs again, from the files and variables with which they
+were submitted last. The agent has stored these. A job that has not ended keeps
+running.
+
+With --wait the exit code is 1 if an alloc fails.`,
+		RunE: func(c *cobra.Command, args []string) error {
+			job, err := p.client().StartJob(c.Context(), args[0])
+			return p.reportSubmitted(c.Context(), job, err, wait)
+		},
+	}
+	waitForJobFlag(c, &wait)
+	return c
+}
+
+// reportSubmitted reports a submitted job, or the error of its submission.
+func (p *program) reportSubmitted(ctx context.Context, job control.Job, err error, wait bool) error {
 	done := err == nil && job.Status == "complete"
 	if err == nil && wait {
 		job, err = p.awaitJob(ctx, job)
@@ -79,7 +101,7 @@ func (p *program) runJob(
 		fmt.Fprintf(p.out, "version %d follows once its plugins are healthy\n", r.Version)
 	}
 	if done {
-		fmt.Fprintln(p.out, "no changes: all allocs are complete; use --rerun to run them again")
+		fmt.Fprintln(p.out, "no changes: all allocs are complete; use job run --rerun to run them again")
 	}
 	return failed
 }
