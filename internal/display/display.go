@@ -15,6 +15,8 @@ import (
 
 	"github.com/docker/go-units"
 	"golang.org/x/sys/unix"
+
+	"holdfast/registry"
 )
 
 // Escape replaces control and bidirectional formatting characters by \uXXXX, and invalid UTF-8 by \xXX. Newlines and
@@ -163,6 +165,14 @@ func Command(words string, args ...string) string {
 		words += " " + Quote(arg)
 	}
 	return words
+}
+
+// ObjectCommand returns a command line for objects of one namespace. words may have flags.
+func ObjectCommand(words string, namespace registry.Namespace, ids ...string) string {
+	if namespace != registry.DefaultNamespace && namespace != "" {
+		words += " --namespace=" + Quote(string(namespace))
+	}
+	return Command(words, ids...)
 }
 
 // Size formats a number of bytes. It returns "" for 0, which means unknown.

@@ -153,6 +153,7 @@ func (s *Server) explainClaims(r *http.Request) (any, error) {
 			out.Notices = append(out.Notices, *notice)
 		}
 	}
+	out.Notices = append(out.Notices, heldNotices(name, out.Holders)...)
 	out.Notices = append(out.Notices, unusedAttachments(*v)...)
 	out.Notices = append(out.Notices, e.explainWaits(ctx, v.Waiting)...)
 	return out, nil
@@ -213,9 +214,7 @@ func lostHolder(node host.NodeStatus, v host.VolumeStatus, claims []host.Claim) 
 	for _, c := range claims {
 		if c.Node == node.Name {
 			n.fact("Claim", fmt.Sprintf("alloc %s, %s, since %s", short(c.Alloc), c.Usage.Access, since(c.Since)))
-			n.command("release only this claim; --dry-run first shows what that does",
-				display.Command("holdfast claim release --dry-run "+
-					"--force --namespace="+display.Quote(string(v.Namespace)), string(v.ID), string(c.Alloc)))
+			n.releaseClaimCommand(v.VolumeName(), c.Alloc)
 		}
 	}
 	for _, at := range v.Attachments {
@@ -254,6 +253,12 @@ func lostHolder(node host.NodeStatus, v host.VolumeStatus, claims []host.Claim) 
 			"to the volume."
 	}
 	return n
+}
+
+// releaseClaimCommand adds the command that shows what a release of an alloc's claims by force would do.
+func (n *Notice) releaseClaimCommand(v registry.VolumeName, alloc host.AllocID) {
+	n.command("release only this claim; --dry-run first shows what that does",
+		display.ObjectCommand("holdfast claim release --dry-run --force", v.Namespace, string(v.ID), string(alloc)))
 }
 
 // unusedAttachments returns notices about attachments to nodes that have no claim.

@@ -26,6 +26,7 @@ type NoticeKind string
 
 const (
 	NoticeWaiting   NoticeKind = "waiting"   // for a claim, a plugin, another operation, or a successful call
+	NoticeHeld      NoticeKind = "held"      // by allocs or containers; only in the explanation of claims
 	NoticeTrouble   NoticeKind = "trouble"   // a mount in use does not work, or a node, a volume or etcd is lost
 	NoticePending   NoticeKind = "pending"   // an expansion, modification or detach is incomplete or uncertain
 	NoticeUncertain NoticeKind = "uncertain" // a creation ended without a usable volume
@@ -191,16 +192,7 @@ func healthNotices(name registry.VolumeName, plugin registry.PluginID, h registr
 
 // VolumeCommand is the command line of holdfast volume for one volume. verb may have flags.
 func VolumeCommand(verb string, n registry.VolumeName) string {
-	return ObjectCommand("volume", verb, n.Namespace, string(n.ID))
-}
-
-// ObjectCommand is a command line for one object. kind is volume, snapshot or group-snapshot.
-func ObjectCommand(kind, verb string, namespace registry.Namespace, id string) string {
-	words := "holdfast " + kind + " " + verb
-	if namespace != registry.DefaultNamespace && namespace != "" {
-		words += " --namespace=" + display.Quote(string(namespace))
-	}
-	return display.Command(words, id)
+	return display.ObjectCommand("holdfast volume "+verb, n.Namespace, string(n.ID))
 }
 
 // startCommand is the command that starts a job again.

@@ -173,6 +173,10 @@ func noticeCases() map[string][]Notice {
 	claim := registry.Claim{Name: disk, Volume: registry.VolumeKey{Plugin: "p"}, Alloc: mine, Request: "data"}
 	out["a dead mount"] = []Notice{mountTrouble(
 		registry.Holder{Claim: claim, Trouble: "its server is gone", Troubled: noon}, "j")}
+	out["holders without a wait"] = heldNotices(namespaced, []Holder{
+		{Job: "a", Alloc: other, State: agent.AllocReleasing},
+		{Job: "b", Alloc: "2"}, {Job: "b", Alloc: "3"}, {Alloc: "4", Node: "node-2"}, {Alloc: "5"},
+		{Alloc: "6", Engines: []EngineUse{{Engine: "docker"}, {Engine: "podman"}}}})
 	half9, asked := registry.CapacityRange{Required: 9}, registry.Expansion{Asked: registry.CapacityRange{Required: 9}}
 	open := asked
 	open.RPC, open.Code, open.Detail = registry.ControllerExpandRPC, "INTERNAL", "no"

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"holdfast/host"
+	"holdfast/internal/display"
 	"holdfast/registry"
 )
 
@@ -29,7 +30,7 @@ func (k SnapshotKind) Noun() string { return strings.ReplaceAll(string(k), "-", 
 
 // CommandLine returns the command line for one snapshot of the kind.
 func (k SnapshotKind) CommandLine(verb string, n host.SnapshotName) string {
-	return ObjectCommand(string(k), verb, n.Namespace, string(n.ID))
+	return display.ObjectCommand(fmt.Sprintf("holdfast %s %s", k, verb), n.Namespace, string(n.ID))
 }
 
 // snapshotRoutes handles the requests about one kind of snapshots.

@@ -100,8 +100,40 @@ func (n *Notice) explainClaim(w wait) {
 		return
 	}
 	n.Next = "The alloc continues when the volume is released."
-	var names, lines []string
+	var lines []string
 	for _, h := range w.holders {
+		lines = append(lines, h.String())
+		for _, o := range w.others {
+			if o.Alloc == h.Alloc {
+				lines = append(lines, o.String())
+			}
+		}
+		if h.leaves() {
+			n.Next = "The volume is being released. The alloc continues after that."
+		}
+		n.holderCommands(h, w.Volume, w.job)
+	}
+	n.Summary = fmt.Sprintf("%s is held by %s", w.name(), nameHolders(w.holders))
+	n.list("Held by", lines)
+}
+
+// heldNotices returns a notice with the commands that release a volume, unless nothing holds it.
+func heldNotices(name registry.VolumeName, holders []Holder) []Notice {
+	if len(holders) == 0 {
+		return nil
+	}
+	n := Notice{Kind: NoticeHeld, Summary: fmt.Sprintf("volume %s is held by %s", name, nameHolders(holders)),
+		Next: "Holdfast releases the volume when its users have ended."}
+	for _, h := range holders {
+		n.holderCommands(h, name, "")
+	}
+	return []Notice{n}
+}
+
+// nameHolders names jobs, engines, and allocs without a known job.
+func nameHolders(list []Holder) string {
+	var names []string
+	for _, h := range list {
 		name := "job " + h.Job
 		switch {
 		case len(h.Engines) > 0:
@@ -115,31 +147,37 @@ func (n *Notice) explainClaim(w wait) {
 		if !slices.Contains(names, name) {
 			names = append(names, name)
 		}
-		lines = append(lines, h.String())
-		for _, o := range w.others {
-			if o.Alloc == h.Alloc {
-				lines = append(lines, o.String())
-			}
-		}
-		status := display.Command("holdfast alloc status", short(h.Alloc))
-		switch {
-		case h.Node != "":
-			n.command("inspect the holder, at node "+string(h.Node), status)
-			n.command("see whether that node is alive", display.Command("holdfast node status", string(h.Node)))
-		case h.State == agent.AllocStopping || h.State == agent.AllocReleasing:
-			n.Next = "The volume is being released. The alloc continues after that."
-			n.command("see why the release waits", status)
-		case len(h.Engines) > 0:
-			n.command("list its containers, to stop them",
-				display.Command(h.Engines[0].Engine+" ps --filter", "volume="+string(w.Volume.ID)))
-		case h.Job != "" && h.Job != w.job:
-			n.command("stop job "+h.Job+" to release it", display.Command("holdfast job stop", h.Job))
-		default:
-			n.command("inspect the holder", status)
-		}
 	}
-	n.Summary = fmt.Sprintf("%s is held by %s", w.name(), strings.Join(names, " and "))
-	n.list("Held by", lines)
+	return strings.Join(names, " and ")
+}
+
+// leaves reports whether an alloc of this node releases its volumes.
+func (h Holder) leaves() bool {
+	return h.State == agent.AllocStopping || h.State == agent.AllocReleasing
+}
+
+// holderCommands adds the commands that make a holder release its volume. waits is the job that waits for the volume,
+// which is not to be stopped; empty: none.
+func (n *Notice) holderCommands(h Holder, volume registry.VolumeName, waits string) {
+	status := display.Command("holdfast alloc status", short(h.Alloc))
+	switch {
+	case h.Node != "":
+		n.command("inspect the holder, at node "+string(h.Node), status)
+		n.command("see whether that node is alive", display.Command("holdfast node status", string(h.Node)))
+	case h.leaves():
+		n.command("see why the release waits", status)
+	case len(h.Engines) > 0:
+		for _, use := range h.Engines {
+			n.command("list its containers, to stop them",
+				display.Command(use.Engine+" ps --filter", "volume="+string(volume.ID)))
+		}
+	case h.Job == "":
+		n.releaseClaimCommand(volume, h.Alloc)
+	case h.Job != waits:
+		n.command("stop job "+h.Job+" to release it", display.Command("holdfast job stop --wait", h.Job))
+	default:
+		n.command("inspect the holder", status)
+	}
 }
 
 func (h Holder) String() string {

@@ -9,6 +9,7 @@ import (
 
 	"holdfast/host"
 	"holdfast/host/agent/control"
+	"holdfast/internal/display"
 )
 
 func newClaim(p *program) *cobra.Command {
@@ -104,7 +105,7 @@ alloc.`,
 			steps, err := client.ReleaseClaim(ctx, name, args[1], o)
 			if !f.dryRun {
 				err = withHint(err, "the release may continue; to check: "+
-					control.ObjectCommand("claim", "explain", name.Namespace, string(name.ID)))
+					display.ObjectCommand("holdfast claim explain", name.Namespace, string(name.ID)))
 			}
 			return show(p, err, steps,
 				writeSteps(f.dryRun, fmt.Sprintf("claim of alloc %s on volume %s released", args[1], name)))

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"holdfast/host/agent/control"
+	"holdfast/internal/display"
 	"holdfast/registry"
 )
 
@@ -94,7 +95,7 @@ func newDelete[N fmt.Stringer](p *program, kind, verb, short string, name func(n
 		RunE: func(c *cobra.Command, args []string) error {
 			name := name(namespace, args[0])
 			hint := interruptedDelete(verb, fmt.Sprintf("%s %s", noun, name),
-				control.ObjectCommand(kind, "status", registry.Namespace(namespace), args[0]))
+				display.ObjectCommand("holdfast "+kind+" status", registry.Namespace(namespace), args[0]))
 			ctx, client, stop := p.interruptible(c, wait)
 			defer stop()
 			err := withHint(do(client, ctx, name), hint)

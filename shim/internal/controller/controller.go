@@ -11,6 +11,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"holdfast/internal/display"
 	"holdfast/registry"
 	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
@@ -184,7 +185,8 @@ func checkUnused(
 		return nil
 	}
 	return registry.Errorf(registry.ErrConflict, "volume %s cannot be %s: it is %s; "+
-		"`claim explain` shows how to release it", v.VolumeName(), what, strings.Join(users, ", "))
+		"to see how to release it: %s", v.VolumeName(), what, strings.Join(users, ", "),
+		display.ObjectCommand("holdfast claim explain", v.Namespace, string(v.ID)))
 }
 
 // uses describes how this node uses the volume.

@@ -148,8 +148,8 @@ func storedLike(view registry.View, want registry.Volume) (registry.Volume, erro
 		want.CapacityMin > max(v.CapacityMin, v.Capacity) && matchesExceptSize(v, want):
 		return v, registry.Errorf(registry.ErrExists, "volume %s exists already with another size; "+
 			"to expand it: %s", v.VolumeName(),
-			display.Command(fmt.Sprintf("holdfast volume expand --namespace=%s --size %d",
-				display.Quote(string(v.Namespace)), want.CapacityMin), string(v.ID)))
+			display.ObjectCommand(fmt.Sprintf("holdfast volume expand --size %d", want.CapacityMin), v.Namespace,
+				string(v.ID)))
 	case !matches(v, want) && differingFields(v, want) != "":
 		return v, registry.Errorf(registry.ErrExists, "volume %s exists already (%s), and differs from the file in: "+
 			"%s; to change it: holdfast volume update FILE; for another volume choose another id",

@@ -169,7 +169,7 @@ func TestLargerFileNamesExpand(t *testing.T) {
 	d := open(t, expands(), madeOf(1<<20))
 	larger := spec()
 	larger.CapacityMin = large
-	const advice = "holdfast volume expand --namespace=default --size 2097152 data"
+	const advice = "holdfast volume expand --size 2097152 data"
 	wantErr(t, "before", errOf(d.Controller.Create(t.Context(), call, larger)), registry.ErrExists, advice)
 	if _, err := d.Controller.Expand(t.Context(), registry.Call{}, name, upTo(large, 0)); err != nil {
 		t.Fatal(err)

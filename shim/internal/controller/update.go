@@ -244,8 +244,8 @@ func compare(v registry.Volume, spec registry.VolumeSpec) (changes []registry.Fi
 		"it names another volume; register that volume under another id")
 	capacity := max(v.CapacityMin, v.Capacity)
 	add(spec.CapacityMin > capacity, "capacity_min", formatBytes(capacity), formatBytes(spec.CapacityMin),
-		"run "+display.Command(fmt.Sprintf("holdfast volume expand --namespace=%s --size %d",
-			display.Quote(string(v.Namespace)), spec.CapacityMin), string(v.ID)))
+		"run "+display.ObjectCommand(fmt.Sprintf("holdfast volume expand --size %d", spec.CapacityMin), v.Namespace,
+			string(v.ID)))
 	add(spec.CapacityMax > 0 && spec.CapacityMax < v.Capacity, "capacity_max", formatBytes(v.Capacity),
 		formatBytes(spec.CapacityMax), "a volume cannot be made smaller")
 	add(spec.Node != "" && spec.Node != v.Node, "node", string(v.Node), string(spec.Node), fixed)

@@ -263,7 +263,7 @@ var examinations = []struct {
 	{"a plugin that agrees", sound, func(f *Facts) { listed(f, map[registry.ExternalID]Listed{"ext-1": here}) }, nil,
 		nil},
 	{"a plugin without the volume", sound, func(f *Facts) { listed(f, nil) }, []string{"missing ebs:ext-1"},
-		[]string{"holdfast volume deregister --namespace=default data"}},
+		[]string{"holdfast volume deregister data"}},
 	{"a plugin that has it attached elsewhere only", sound, func(f *Facts) {
 		listed(f, map[registry.ExternalID]Listed{"ext-1": {}})
 	}, []string{"detached mark ebs:ext-1"}, []string{"node i-1"}},

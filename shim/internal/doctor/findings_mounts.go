@@ -102,8 +102,7 @@ func (e *examiner) examineUnknownMounts() {
 			f.Volume, f.Name = v.VolumeKey(), name
 			f.Detail = fmt.Sprintf("%s, where volume %s is staged, and no record says that it is", what, name)
 			f.Advice = "wait for the call that is open for the volume, then run holdfast doctor again: " +
-				display.Command(
-					"holdfast volume status --namespace="+display.Quote(string(name.Namespace)), string(name.ID))
+				display.ObjectCommand("holdfast volume status", name.Namespace, string(name.ID))
 		default:
 			f.Action = registry.ActUnmount
 			f.Detail = what + ", and is not in any record"

@@ -219,8 +219,7 @@ func (e *examiner) examineListing(l Listing) {
 				Detail: fmt.Sprintf("plugin %s does not list volume %s (external ID %s)", l.Plugin, v.VolumeName(),
 					v.External),
 				Advice: "check the plugin's storage; if the volume is gone for good: " +
-					display.Command("holdfast volume deregister --namespace="+display.Quote(string(v.Namespace)),
-						string(v.ID)),
+					display.ObjectCommand("holdfast volume deregister", v.Namespace, string(v.ID)),
 			})
 		}
 	}
