@@ -1,9 +1,7 @@
 package e2e
 
 import (
-	"errors"
 	"fmt"
-	"io"
 	"path/filepath"
 	"slices"
 
@@ -130,15 +128,18 @@ func (e *env) addUnservedPlugin(alloc string) host.AllocTask {
 // waitRestartRequest waits until the shim asks for a restart of the task.
 func (e *env) waitRestartRequest(task host.AllocTask) {
 	e.t.Helper()
-	err := e.host.Restarts(e.ctx(), func(list []host.PendingRestart) error {
-		if slices.ContainsFunc(list, func(r host.PendingRestart) bool {
-			return r.TaskKey == task.Key() && r.Attempt == task.Attempt
-		}) {
-			return io.EOF
+	var q host.PluginQuery
+	for {
+		list, at, err := e.host.Plugins(e.ctx(), q)
+		if err != nil {
+			e.t.Errorf("no restart of %s is requested: %v", task.Key(), err)
+			return
 		}
-		return nil
-	})
-	if !errors.Is(err, io.EOF) {
-		e.t.Errorf("no restart of %s is requested: %v", task.Key(), err)
+		if slices.ContainsFunc(list.Tasks, func(t host.PluginTask) bool {
+			return t.TaskKey == task.Key() && t.Restart != nil && t.Restart.Attempt == task.Attempt
+		}) {
+			return
+		}
+		q.MinIndex = at
 	}
 }

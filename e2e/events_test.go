@@ -231,25 +231,22 @@ func (s *sessionsEnv) churnVolume(ctx context.Context) {
 	}
 }
 
-// wantHealthy follows the fingerprint of a plugin that stays. No new watch, at whichever shim, may report less than
-// there is.
+// wantHealthy follows a plugin that stays. No list, of whichever shim, may report less than there is.
 func (s *sessionsEnv) wantHealthy(ctx context.Context, id host.PluginID) {
+	q := host.PluginQuery{Plugin: id}
 	for ctx.Err() == nil {
 		session := s.current()
-		err := session.Fingerprints(ctx, host.PluginQuery{Plugin: id},
-			func(list []host.PluginFingerprint, complete bool) error {
-				if complete && len(list) != 2 {
-					s.t.Errorf("plugin %s has %d roles", id, len(list))
-				}
-				for _, f := range list {
-					if ctx.Err() == nil && f.Healthy != 1 {
-						s.t.Errorf("plugin %s is reported with %d healthy instances as %s", id, f.Healthy, f.Role)
-					}
-				}
-				return nil
-			})
-		if ctx.Err() == nil && errors.Is(err, host.ErrUnavailable) {
+		list, at, err := session.Plugins(ctx, q)
+		if q.MinIndex = at; ctx.Err() != nil {
+			return
+		}
+		if errors.Is(err, host.ErrUnavailable) {
 			<-session.replaced
+			continue
+		}
+		unhealthy := func(i host.Instance) bool { return i.Health.State != host.Healthy }
+		if len(list.Instances) != 2 || slices.ContainsFunc(list.Instances, unhealthy) {
+			s.t.Errorf("the instances of plugin %s are %+v, %v", id, list.Instances, err)
 		}
 	}
 }

@@ -89,6 +89,9 @@ type PluginList struct {
 // Plugins lists plugins, and the index for which the list is true. A Blocking query does not wait for changes of
 // PluginTask.Calls, Open and Volumes, which have no index.
 //
+// PluginTask.Restart asks the host to restart the task. The request stands until TaskStarting reports a newer attempt,
+// also over restarts of host and shim. Honour it once for each attempt.
+//
 // To replace an instance, an orchestrator starts another task of the plugin and waits until its PluginTask.Healthy is
 // set. It stops the old task once MayStop of the old task reports true. PluginTask.Volumes names the allocs that still
 // use mounts of a task's process. If the new task does not become healthy, the orchestrator ends it; nothing else has

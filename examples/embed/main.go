@@ -4,7 +4,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"log"
 	"os"
 	"os/exec"
@@ -33,15 +32,15 @@ func run(ctx context.Context, config host.Config, jobFile string, command []stri
 	plugin.Env = plan.Environ(os.Environ())
 	must(plugin.Start())
 	must(h.TaskStarted(ctx, task.Key(), task.Attempt))
-	must(h.Fingerprints(ctx, host.PluginQuery{}, func(changed []host.PluginFingerprint, _ bool) error {
-		for _, p := range changed {
-			if p.Healthy > 0 {
-				fmt.Printf("%s: %s %s\n", p.Plugin, p.Active.Fingerprint.Provider, p.Active.Fingerprint.Version)
-				return io.EOF // seen enough
-			}
-		}
-		return nil
-	}))
+	var query host.PluginQuery
+	var list host.PluginList
+	for len(list.Instances) == 0 { // the plugin is registered once it is healthy
+		list, query.MinIndex, err = h.Plugins(ctx, query) // waits for a change
+		must(err)
+	}
+	for _, p := range list.Instances {
+		fmt.Printf("%s: %s %s\n", p.Plugin, p.Fingerprint.Provider, p.Fingerprint.Version)
+	}
 	must(plugin.Process.Signal(syscall.SIGTERM))
 	_ = plugin.Wait()
 	must(h.TaskExited(ctx, task.Key(), task.Attempt, 0, 0, true))
@@ -49,7 +48,7 @@ func run(ctx context.Context, config host.Config, jobFile string, command []stri
 }
 
 func must(err error) {
-	if err != nil && err != io.EOF {
+	if err != nil {
 		log.Fatal(err)
 	}
 }

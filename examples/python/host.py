@@ -122,16 +122,14 @@ def start_plugin(shim, work, task, command):
 
 def await_plugin(shim):
     """Returns once the controller and the node part of the plugin are healthy."""
-    healthy = set()
-    changes = shim.call("Plugins/Fingerprints", plugin="loopfs")
-    for change in changes:
-        for p in change.plugins:
-            if p.healthy:
-                healthy.add(p.role)
-                print(f"{p.role} {p.plugin}: {p.active.fingerprint.provider} {p.active.health.state}")
-        if len(healthy) == 2:
-            changes.cancel()
-            return
+    index, healthy = 0, set()
+    while len(healthy) < 2:
+        reply = shim.call("Plugins/List", plugin="loopfs", page={"min_index": index})
+        index = reply.answer.index  # the next call waits for a change
+        for i in reply.instances:
+            if i.health.state == "healthy" and i.key.role not in healthy:
+                healthy.add(i.key.role)
+                print(f"{i.key.role} {i.key.plugin}: {i.fingerprint.provider} {i.health.state}")
 
 
 def stop_plugin(shim, name, process):

@@ -43,8 +43,8 @@ type Config struct {
 
 var _ Storage = (*host.Host)(nil)
 
-// Storage is the part of host.Host that an agent needs to run jobs. It provides the volumes of allocs, reports plugin
-// tasks to the shim, and receives restart requests for these tasks.
+// Storage is the part of host.Host that an agent needs to run jobs. It provides the volumes of allocs, and reports
+// plugin tasks to the shim.
 type Storage interface {
 	Volumes
 	TaskStarting(ctx context.Context, t host.AllocTask) (host.Plan, error)
@@ -52,8 +52,6 @@ type Storage interface {
 	TaskStopping(ctx context.Context, k host.TaskKey, attempt uint64) error
 	PreferTask(ctx context.Context, k host.TaskKey, attempt uint64) error
 	TaskExited(ctx context.Context, k host.TaskKey, attempt uint64, code, signal int, final bool) error
-	// Restarts calls fn with the complete list of requested restarts, at once and after each change, until ctx ends.
-	Restarts(ctx context.Context, fn func([]host.PendingRestart) error) error
 }
 
 // Volumes provides the volumes of allocs.
@@ -62,9 +60,6 @@ type Volumes interface {
 	PrepareAlloc(ctx context.Context, g host.AllocGroup) (map[string]host.Plan, error)
 	ReleaseAlloc(ctx context.Context, id host.AllocID) error
 	ReplaceAlloc(ctx context.Context, id host.AllocID) error
-	// Fingerprints calls fn after each change of a plugin, until ctx ends. The agent then retries allocs that wait.
-	Fingerprints(ctx context.Context, q host.PluginQuery,
-		fn func(changed []host.PluginFingerprint, complete bool) error) error
 	// Nodes says whether this node is drained.
 	Nodes(ctx context.Context, q host.NodeQuery) ([]host.NodeStatus, host.Seq, error)
 	// Watch calls fn with events until ctx ends. The agent stops allocs that have lost their volumes.
@@ -76,6 +71,7 @@ type Volumes interface {
 // Lister lists volumes with their holders, and plugins with their tasks.
 type Lister interface {
 	Volumes(ctx context.Context, q host.VolumeQuery) ([]host.VolumeStatus, host.Seq, error)
+	// Plugins also says which tasks the shim wants to be restarted.
 	Plugins(ctx context.Context, q host.PluginQuery) (host.PluginList, host.Seq, error)
 }
 
@@ -188,7 +184,6 @@ func (a *Agent) Run(ctx context.Context, s Storage) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var wg sync.WaitGroup
-	wg.Go(func() { a.followRestarts(ctx, s) })
 	wg.Go(func() { a.followPlugins(ctx, s) })
 	wg.Go(func() { a.followDrain(ctx, s) })
 	wg.Go(func() { a.followLostVolumes(ctx, s) })
@@ -212,47 +207,55 @@ func (a *Agent) Run(ctx context.Context, s Storage) error {
 	return a.failure()
 }
 
-// followRestarts hands each restart that the shim requests to the runner of the task.
-func (a *Agent) followRestarts(ctx context.Context, s Storage) {
-	err := s.Restarts(ctx, func(list []host.PendingRestart) error {
-		for _, p := range list {
-			a.requestRestart(p)
+// followPlugins follows the plugins and their tasks. It hands each restart that the shim requests to the runner of the
+// task. After each change it ends the pauses of waiting allocs and wakes Await.
+func (a *Agent) followPlugins(ctx context.Context, s Lister) {
+	var q host.PluginQuery
+	pauses := newBackoff()
+	for ctx.Err() == nil {
+		a.mu.Lock()
+		changed := a.changed
+		a.mu.Unlock()
+		list, at, err := s.Plugins(ctx, q)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			a.log.Warn("cannot ask for changes of plugins", "error", err)
+			sleep(ctx, pauses.NextBackOff(), nil)
+			continue
+		case at == 0: // the shim has written nothing yet: Plugins would return at once
+			sleep(ctx, maxPause, changed)
+			continue
 		}
-		return nil
-	})
-	if ctx.Err() == nil {
-		a.log.Error("stopped receiving restart requests of the shim", "error", err)
+		pauses.Reset()
+		q.MinIndex = at
+		for _, t := range list.Tasks {
+			if t.Restart != nil {
+				a.requestRestart(t.TaskKey, *t.Restart)
+			}
+		}
+		a.Retry()
+		a.mu.Lock()
+		a.announce()
+		a.mu.Unlock()
 	}
 }
 
 // requestRestart replaces the pending restart request of the task. The runner ignores a request for an earlier attempt.
-func (a *Agent) requestRestart(p host.PendingRestart) {
+func (a *Agent) requestRestart(k host.TaskKey, r registry.RestartRequest) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	al, known := a.allocs[p.Alloc]
-	if !known || al.restartRequests[p.Task] == nil {
+	al, known := a.allocs[k.Alloc]
+	if !known || al.restartRequests[k.Task] == nil {
 		return
 	}
-	pending := al.restartRequests[p.Task]
+	pending := al.restartRequests[k.Task]
 	select {
 	case <-pending:
 	default:
 	}
-	pending <- p
-}
-
-// followPlugins ends the pauses of waiting allocs, and wakes Await, after each change of a plugin.
-func (a *Agent) followPlugins(ctx context.Context, s Volumes) {
-	err := s.Fingerprints(ctx, host.PluginQuery{}, func([]host.PluginFingerprint, bool) error {
-		a.Retry()
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		a.announce()
-		return nil
-	})
-	if ctx.Err() == nil {
-		a.log.Error("stopped receiving changes of plugins", "error", err)
-	}
+	pending <- r
 }
 
 // wakeRun makes Run call reconcile.

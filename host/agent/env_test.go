@@ -207,10 +207,10 @@ type fakeShim struct {
 	prepare  func(host.AllocGroup) error // nil: succeeds at once
 	release  func(host.AllocID) error
 	starting func(host.AllocTask) error
-	hang     bool          // PrepareAlloc hangs
-	stuck    atomic.Bool   // ReleaseAlloc hangs
-	hint     chan struct{} // a plugin has changed
-	restarts chan host.PendingRestart
+	hang     bool                 // PrepareAlloc hangs
+	stuck    atomic.Bool          // ReleaseAlloc hangs
+	hint     chan struct{}        // a plugin has changed
+	restarts chan host.PluginTask // with a restart request
 	nodes    chan host.NodeStatus
 	events   chan host.Event
 
@@ -251,8 +251,17 @@ type fakePlugin struct {
 	sick bool
 }
 
-// Plugins lists the running plugin tasks of all plugins.
-func (s *fakeShim) Plugins(context.Context, host.PluginQuery) (host.PluginList, host.Seq, error) {
+// Plugins lists the running plugin tasks of all plugins. If it has to wait, it waits until the test sends something.
+func (s *fakeShim) Plugins(ctx context.Context, q host.PluginQuery) (host.PluginList, host.Seq, error) {
+	if q.MinIndex > 0 {
+		select {
+		case asked := <-s.restarts:
+			return host.PluginList{Tasks: []host.PluginTask{asked}}, 1, nil
+		case <-s.hint:
+		case <-ctx.Done():
+			return host.PluginList{}, 0, context.Cause(ctx)
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var out host.PluginList
@@ -306,10 +315,6 @@ func (s *fakeShim) job(id host.AllocID) string {
 	return s.jobs[id]
 }
 
-func (s *fakeShim) Restarts(ctx context.Context, fn func([]host.PendingRestart) error) error {
-	return follow(ctx, s.restarts, func(p host.PendingRestart) error { return fn([]host.PendingRestart{p}) })
-}
-
 // follow passes on what the test sends, until ctx ends.
 func follow[T any](ctx context.Context, sent <-chan T, fn func(T) error) error {
 	for {
@@ -358,12 +363,6 @@ func (s *fakeShim) ReleaseAlloc(ctx context.Context, id host.AllocID) error {
 	}
 	s.journal.add("released %s", s.job(id))
 	return nil
-}
-
-func (s *fakeShim) Fingerprints(
-	ctx context.Context, _ host.PluginQuery, fn func([]host.PluginFingerprint, bool) error,
-) error {
-	return follow(ctx, s.hint, func(struct{}) error { return fn(nil, false) })
 }
 
 func (s *fakeShim) Allocs(_ context.Context, q host.AllocQuery) ([]host.AllocStatus, host.Seq, error) {
@@ -428,7 +427,7 @@ func withAgentAt(t *testing.T, dir string, test func(e *env)) {
 		j := &journal{}
 		e := &env{
 			T: t, journal: j, dir: dir, driver: &fakeDriver{journal: j, tasks: map[string]*fakeTask{}},
-			shim: &fakeShim{journal: j, hint: make(chan struct{}), restarts: make(chan host.PendingRestart),
+			shim: &fakeShim{journal: j, hint: make(chan struct{}), restarts: make(chan host.PluginTask),
 				jobs: map[host.AllocID]string{}, nodes: make(chan host.NodeStatus), events: make(chan host.Event)},
 		}
 		e.must(os.WriteFile(e.shimDB(), []byte("records"), 0o600))

@@ -51,9 +51,8 @@ func (a *Agent) RestartAlloc(
 		}
 	}
 	for _, name := range restarted {
-		p := host.PendingRestart{TaskKey: host.TaskKey{Alloc: id, Task: name}}
-		p.Attempt, p.Cause = r.Tasks[name].Attempt, causeOperator
-		a.requestRestart(p)
+		a.requestRestart(host.TaskKey{Alloc: id, Task: name},
+			registry.RestartRequest{Attempt: r.Tasks[name].Attempt, Cause: causeOperator})
 	}
 	return restarted, nil
 }

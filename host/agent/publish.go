@@ -16,15 +16,15 @@ import (
 type alloc struct {
 	record          *AllocRecord
 	stop            chan struct{} // closed when the alloc must end
-	restartRequests map[host.TaskName]chan host.PendingRestart
+	restartRequests map[host.TaskName]chan registry.RestartRequest
 	started         bool // it has a runner
 }
 
 func newAlloc(r *AllocRecord) *alloc {
 	al := &alloc{record: r, stop: make(chan struct{}),
-		restartRequests: map[host.TaskName]chan host.PendingRestart{}}
+		restartRequests: map[host.TaskName]chan registry.RestartRequest{}}
 	for name := range r.Tasks {
-		al.restartRequests[name] = make(chan host.PendingRestart, 1)
+		al.restartRequests[name] = make(chan registry.RestartRequest, 1)
 	}
 	if r.Stop {
 		close(al.stop)

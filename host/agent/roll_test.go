@@ -151,8 +151,8 @@ func TestFailedRollChangesNothing(t *testing.T) {
 		for name, fail := range map[string]func(*env, *AllocRecord){
 			"exits": func(e *env, r *AllocRecord) { e.exit(r, "plugin", 3) },
 			"never healthy": func(e *env, r *AllocRecord) {
-				e.shim.restarts <- host.PendingRestart{TaskKey: host.TaskKey{Alloc: r.ID, Task: "plugin"},
-					RestartRequest: registry.RestartRequest{Attempt: 1, Cause: registry.CauseStartTimeout}}
+				e.shim.restarts <- host.PluginTask{TaskKey: host.TaskKey{Alloc: r.ID, Task: "plugin"},
+					Restart: &registry.RestartRequest{Attempt: 1, Cause: registry.CauseStartTimeout}}
 			},
 			"agent dies": func(e *env, r *AllocRecord) { e.restart(func() { e.exit(r, "plugin", 3) }) },
 		} {

@@ -192,10 +192,10 @@ func TestRequestedRestartHappensOncePerAttempt(t *testing.T) {
 		e.submit(pluginJob("disk"))
 		r := e.awaitRunning("disk")
 		request := func(attempt uint64) {
-			p := host.PendingRestart{TaskKey: host.TaskKey{Alloc: r.ID, Task: "plugin"}}
-			p.Attempt, p.Cause = attempt, registry.CauseMissed
+			asked := host.PluginTask{TaskKey: host.TaskKey{Alloc: r.ID, Task: "plugin"},
+				Restart: &registry.RestartRequest{Attempt: attempt, Cause: registry.CauseMissed}}
 			for range 5 { // the shim repeats the request in each list
-				e.shim.restarts <- p
+				e.shim.restarts <- asked
 				synctest.Wait()
 			}
 		}

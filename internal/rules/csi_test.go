@@ -22,8 +22,8 @@ type rpcUse struct {
 }
 
 var rpcUses = map[string]rpcUse{
-	"GetPluginInfo":         {"Fingerprints", "plugin status", "TestDescribeReturnsAFingerprintPerRole", ""},
-	"GetPluginCapabilities": {"Fingerprints", "plugin status", "TestDescribeReturnsAFingerprintPerRole", ""},
+	"GetPluginInfo":         {"Plugins", "plugin status", "TestDescribeReturnsAFingerprintPerRole", ""},
+	"GetPluginCapabilities": {"Plugins", "plugin status", "TestDescribeReturnsAFingerprintPerRole", ""},
 	"Probe":                 {"", "", "TestProbeWithoutReadyMeansReady", ""},
 
 	"CreateVolume":               {"CreateVolume", "volume create", "TestHistories", ""},
@@ -35,7 +35,7 @@ var rpcUses = map[string]rpcUse{
 		"TestVolumesOfAPluginAreListedToTheirEnd", ""},
 	"GetCapacity": {"PluginCapacity", "plugin capacity",
 		"TestCapacityIsAskedOfAControllerThatReportsIt", ""},
-	"ControllerGetCapabilities": {"Fingerprints", "plugin status", "TestDescribeReturnsAFingerprintPerRole", ""},
+	"ControllerGetCapabilities": {"Plugins", "plugin status", "TestDescribeReturnsAFingerprintPerRole", ""},
 	"CreateSnapshot":            {"CreateSnapshot", "snapshot create", "TestSnapshotIsCreatedOnceItIsReady", ""},
 	"DeleteSnapshot": {"DeleteSnapshot", "snapshot delete",
 		"TestSnapshotIsDeletedOnceItsCreationIsCertain", ""},
@@ -48,7 +48,7 @@ var rpcUses = map[string]rpcUse{
 	"ControllerGetVolumeHealth":  {"Volumes", "volume status", "TestListOfUnhealthyVolumesIsReadToItsEnd", ""},
 	"ControllerListVolumeHealth": {"Volumes", "volume status", "TestListOfUnhealthyVolumesIsReadToItsEnd", ""},
 
-	"GroupControllerGetCapabilities": {"Fingerprints", "plugin status", "TestDescribeReturnsAFingerprintPerRole", ""},
+	"GroupControllerGetCapabilities": {"Plugins", "plugin status", "TestDescribeReturnsAFingerprintPerRole", ""},
 	"CreateVolumeGroupSnapshot": {"CreateGroupSnapshot", "group-snapshot create",
 		"TestGroupSnapshotIsCreatedOnceItIsReady", ""},
 	"DeleteVolumeGroupSnapshot": {"DeleteGroupSnapshot", "group-snapshot delete",
@@ -65,8 +65,8 @@ var rpcUses = map[string]rpcUse{
 	"NodeUnpublishVolume":  {"ReleaseAlloc", "job stop", "TestHistories", ""},
 	"NodeGetVolumeStats":   {"VolumeStats", "volume status", "TestStatsOfEveryAnswer", ""},
 	"NodeExpandVolume":     {"ExpandVolume", "volume expand", "TestExpandedWhileUnused", ""},
-	"NodeGetCapabilities":  {"Fingerprints", "plugin status", "TestDescribeReturnsAFingerprintPerRole", ""},
-	"NodeGetInfo":          {"Fingerprints", "plugin status", "TestDescribeReturnsAFingerprintPerRole", ""},
+	"NodeGetCapabilities":  {"Plugins", "plugin status", "TestDescribeReturnsAFingerprintPerRole", ""},
+	"NodeGetInfo":          {"Plugins", "plugin status", "TestDescribeReturnsAFingerprintPerRole", ""},
 	"NodeGetVolumeHealth":  {"Volumes", "volume status", "TestHealthChangesAreRecordedAtIntervals", ""},
 	"NodeGetStorageHealth": {"Plugins", "plugin status", "TestHealthChangesAreRecordedAtIntervals", ""},
 }

@@ -63,27 +63,12 @@ func (h *fakeHost) Parse(_ context.Context, src host.Source, o host.ParseOptions
 	return &host.Job{ID: src.Name, Namespace: "default", Type: "batch", Groups: []hooks.Group{g}}, nil, nil
 }
 
-func (h *fakeHost) Restarts(ctx context.Context, _ func([]host.PendingRestart) error) error {
-	<-ctx.Done()
-	return context.Cause(ctx)
-}
-
 func (h *fakeHost) TaskStarting(context.Context, host.AllocTask) (host.Plan, error) {
 	return host.Plan{}, registry.Invalid("its stanza is wrong")
 }
 
 func (h *fakeHost) TaskExited(context.Context, host.TaskKey, uint64, int, int, bool) error {
 	return nil
-}
-
-func (h *fakeHost) Fingerprints(ctx context.Context, _ host.PluginQuery,
-	fn func([]host.PluginFingerprint, bool) error) error {
-	print := host.PluginFingerprint{Role: "csi-node", Plugin: "loopfs", Healthy: 1, Expected: 2}
-	if err := fn([]host.PluginFingerprint{print}, true); err != nil {
-		return err
-	}
-	<-ctx.Done()
-	return context.Cause(ctx)
 }
 
 // Nodes returns no drained node. Tests can set others.
@@ -97,7 +82,11 @@ func (h *fakeHost) Nodes(ctx context.Context, q host.NodeQuery) ([]host.NodeStat
 	return h.nodes, 1, nil
 }
 
-func (h *fakeHost) Plugins(context.Context, host.PluginQuery) (host.PluginList, host.Seq, error) {
+func (h *fakeHost) Plugins(ctx context.Context, q host.PluginQuery) (host.PluginList, host.Seq, error) {
+	if q.MinIndex > 0 {
+		<-ctx.Done()
+		return host.PluginList{}, 0, context.Cause(ctx)
+	}
 	i := host.Instance{InstanceKey: registry.InstanceKey{Role: "csi-node", Plugin: "loopfs", Alloc: "a", Task: "t"}}
 	i.Fingerprint = registry.Fingerprint{Provider: "loopfs.example", Version: "2"}
 	i.Health = registry.Health{State: registry.Unhealthy, Cause: registry.CauseMissed}
@@ -351,7 +340,7 @@ func TestRequestsReachTheHost(t *testing.T) {
 	}
 	list, err := c.Plugins(t.Context())
 	if err != nil || len(list) != 2 || list[0].ID+list[0].Provider+list[0].Version != "loopfsloopfs.example2" ||
-		!slices.Equal(list[0].Roles, []Role{{"csi-node", 1, 2, ""}}) || !list[0].Instances[0].Active ||
+		!slices.Equal(list[0].Roles, []Role{{"csi-node", 0, 1, ""}}) || !list[0].Instances[0].Active ||
 		list[0].Tasks[0].Restart.Attempt != 2 {
 		t.Errorf("plugins: %+v, %v", list, err)
 	}
@@ -405,14 +394,16 @@ func TestPastEventsAreCompleteOrAnError(t *testing.T) {
 }
 
 func TestFailedControllerKeepsItsRow(t *testing.T) {
-	node := []host.PluginFingerprint{{Plugin: "p", Role: "csi-node", Healthy: 1, Expected: 1}}
+	node := host.PluginList{Tasks: []host.PluginTask{{Plugin: "p", Type: "node"}, {Plugin: "p", Type: "node"}}}
+	node.Instances = []host.Instance{{InstanceKey: registry.InstanceKey{Role: "csi-node", Plugin: "p"}}}
+	node.Instances[0].Health.State = registry.Healthy
 	failed := PluginJob{Job: "j", Count: 1, Type: hooks.TypeController, Status: "failed",
 		Alloc: "0123456789", State: agent.AllocFailed, Reason: "exit code 3"}
 	running := PluginJob{Job: "j", Count: 1, Type: hooks.TypeNode, State: agent.AllocRunning}
-	join := func(prints []host.PluginFingerprint, jobs ...PluginJob) []Plugin {
-		return joinPlugins(host.PluginList{}, prints, map[host.PluginID][]PluginJob{"p": jobs})
+	join := func(list host.PluginList, jobs ...PluginJob) []Plugin {
+		return joinPlugins(list, map[host.PluginID][]PluginJob{"p": jobs})
 	}
-	got, want := join(node, failed, running), []Role{{"csi-controller", 0, 1, "exit code 3"}, {"csi-node", 1, 1, ""}}
+	got, want := join(node, failed, running), []Role{{"csi-controller", 0, 1, "exit code 3"}, {"csi-node", 1, 2, ""}}
 	if len(got) != 1 || !slices.Equal(got[0].Roles, want) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
@@ -421,11 +412,11 @@ func TestFailedControllerKeepsItsRow(t *testing.T) {
 	if failures := got[0].failures(); failures != text {
 		t.Errorf("%q, want %q", failures, text)
 	}
-	if got := join(nil, failed, running); len(got) != 1 || len(got[0].Roles) != 2 {
+	if got := join(host.PluginList{}, failed, running); len(got) != 1 || len(got[0].Roles) != 2 {
 		t.Errorf("without tasks: %+v", got)
 	}
 	failed.Count = 0
-	if got := join(nil, failed); len(got) != 0 {
+	if got := join(host.PluginList{}, failed); len(got) != 0 {
 		t.Errorf("of a stopped job: %+v", got)
 	}
 }

@@ -3,7 +3,6 @@ package control
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -89,29 +88,15 @@ func (s *Server) listPlugins(ctx context.Context, q host.PluginQuery) ([]Plugin,
 	if err != nil {
 		return nil, err
 	}
-	errComplete := errors.New("complete") // ends the call after the full list
-	var prints []host.PluginFingerprint
-	err = s.host.Fingerprints(ctx, q, func(changed []host.PluginFingerprint, all bool) error {
-		prints = append(prints, changed...)
-		if all {
-			return errComplete
-		}
-		return nil
-	})
-	if !errors.Is(err, errComplete) {
-		return nil, err
-	}
 	jobs := s.pluginJobs()
 	if q.Plugin != "" {
 		jobs = map[host.PluginID][]PluginJob{q.Plugin: jobs[q.Plugin]}
 	}
-	return joinPlugins(list, prints, jobs), nil
+	return joinPlugins(list, jobs), nil
 }
 
 // joinPlugins joins the facts about plugins. A plugin whose jobs are all stopped is listed only if it still has tasks.
-func joinPlugins(
-	list host.PluginList, prints []host.PluginFingerprint, jobs map[host.PluginID][]PluginJob,
-) []Plugin {
+func joinPlugins(list host.PluginList, jobs map[host.PluginID][]PluginJob) []Plugin {
 	found := map[host.PluginID]*Plugin{}
 	at := func(id host.PluginID) *Plugin {
 		if found[id] == nil {
@@ -119,13 +104,12 @@ func joinPlugins(
 		}
 		return found[id]
 	}
-	for _, f := range prints {
-		p := at(f.Plugin)
-		p.Roles = append(p.Roles, Role{Role: f.Role, Healthy: f.Healthy, Expected: f.Expected})
-	}
 	for _, i := range list.Instances {
 		p, active := at(i.Plugin), list.Active[i.InstanceKey]
 		p.Instances = append(p.Instances, Instance{i, active})
+		if r := p.role(i.Role); i.Health.State == registry.Healthy {
+			r.Healthy++
+		}
 		if p.Provider == "" || active {
 			p.Provider, p.Version = i.Fingerprint.Provider, i.Fingerprint.Version
 		}
@@ -133,6 +117,9 @@ func joinPlugins(
 	for _, t := range list.Tasks {
 		p := at(t.Plugin)
 		p.Tasks = append(p.Tasks, t)
+		for _, role := range hooks.PluginType(t.Type).Roles() {
+			p.role(role).Expected++
+		}
 	}
 	for id, of := range jobs {
 		if slices.ContainsFunc(of, func(r PluginJob) bool { return r.Count > 0 }) {
@@ -149,6 +136,15 @@ func joinPlugins(
 	}
 	slices.SortFunc(out, func(x, y Plugin) int { return cmp.Compare(x.ID, y.ID) })
 	return out
+}
+
+// role returns the counts of a role. It adds the role if it is not listed. The pointer is valid until the next call.
+func (p *Plugin) role(role registry.Role) *Role {
+	i := slices.IndexFunc(p.Roles, func(r Role) bool { return r.Role == role })
+	if i < 0 {
+		i, p.Roles = len(p.Roles), append(p.Roles, Role{Role: role})
+	}
+	return &p.Roles[i]
 }
 
 // setJobs sets the jobs that run the plugin, and their rolls.
@@ -178,11 +174,7 @@ func (p *Plugin) addMissingRoles(jobs []PluginJob) {
 		}
 	}
 	for role, n := range expected {
-		i := slices.IndexFunc(p.Roles, func(r Role) bool { return r.Role == role })
-		if i < 0 {
-			i, p.Roles = len(p.Roles), append(p.Roles, Role{Role: role})
-		}
-		r := &p.Roles[i]
+		r := p.role(role)
 		r.Expected = max(r.Expected, n)
 		if r.Healthy < r.Expected {
 			r.Reason = reasons[role]
