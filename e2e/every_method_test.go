@@ -754,17 +754,17 @@ func (tr *traffic) callAlone(int) {
 	}
 }
 
-// watchAll follows each stream until ctx ends. Nothing else may end it.
+// watchAll follows the events and the list of plugins until ctx ends. Nothing else may end either.
 func (tr *traffic) watchAll(ctx context.Context) {
 	for method, follow := range map[string]func() error{
 		"Watch": func() error {
 			return tr.host.Watch(ctx, host.WatchOptions{}, func(host.Event) error { return nil })
 		},
-		"Restarts": func() error { return tr.host.Restarts(ctx, func([]host.PendingRestart) error { return nil }) },
-		"Fingerprints": func() error {
-			return tr.host.Fingerprints(ctx, host.PluginQuery{}, func([]host.PluginFingerprint, bool) error {
-				return nil
-			})
+		"Plugins": func() (err error) {
+			for q := (host.PluginQuery{}); err == nil; {
+				_, q.MinIndex, err = tr.host.Plugins(ctx, q)
+			}
+			return err
 		},
 	} {
 		tr.streams.Go(func() {

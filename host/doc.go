@@ -10,8 +10,7 @@
 //
 // Open verifies the shim's binary, starts it as a process and returns when it is active. A shim that dies is started
 // again. Meanwhile calls wait (gate.go), at most Config.MaxHold, and their own deadlines run. A call that was cut off
-// is repeated with the same operation ID, so it is done once. Watch, Fingerprints and Restarts continue at the next
-// shim.
+// is repeated with the same operation ID, so it is done once. Watch continues at the next shim.
 //
 // Swap replaces the running shim with another binary. Calls wait for a few milliseconds and none fails; swap.go
 // is the protocol. ShimState returns the shim's state without a call to it, Swaps the outcome of earlier swaps.

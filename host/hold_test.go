@@ -116,17 +116,20 @@ func TestCloseEndsEverything(t *testing.T) {
 	w.open()
 	p := w.plugin("a")
 	gate := p.On("CreateVolume").Hold()
-	ended := make(chan error, 4)
+	ended := make(chan error, 3)
 	go func() { ended <- w.create("v", "") }()
 	go func() { ended <- w.host.Watch(w.ctx(), host.WatchOptions{}, func(host.Event) error { return nil }) }()
-	go func() { ended <- w.host.Restarts(w.ctx(), func([]host.PendingRestart) error { return nil }) }()
 	go func() {
-		ended <- w.host.Fingerprints(w.ctx(), host.PluginQuery{},
-			func([]host.PluginFingerprint, bool) error { return nil })
+		var q host.PluginQuery
+		var err error
+		for err == nil {
+			_, q.MinIndex, err = w.host.Plugins(w.ctx(), q)
+		}
+		ended <- err
 	}()
 	<-gate.Arrived()
 	must(t, w.host.Close())
-	for range 4 {
+	for range 3 {
 		if err := <-ended; !errors.Is(err, host.ErrUnavailable) || !strings.Contains(err.Error(), "closed") {
 			t.Errorf("a call ended with %v", err)
 		}

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"time"
 
-	"google.golang.org/grpc"
-
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/proto/wire"
 	"holdfast/registry"
@@ -35,7 +33,7 @@ func (h *Host) Watch(ctx context.Context, o WatchOptions, fn func(Event) error) 
 	for _, k := range o.Kinds {
 		req.Kinds = append(req.Kinds, string(k))
 	}
-	err := follow(ctx, h, o.Past, pb.NewEventsClient, pb.EventsClient.Watch, req, func(reply *pb.WatchReply) error {
+	err := h.follow(ctx, o.Past, req, func(reply *pb.WatchReply) error {
 		req.After, req.Snapshot = reply.GetAnswer().GetIndex(), false // where the next shim continues
 		switch {
 		case reply.GetEvent() != nil:
@@ -54,28 +52,6 @@ func (h *Host) Watch(ctx context.Context, o WatchOptions, fn func(Event) error) 
 // errPastEnded ends a watch of past events.
 var errPastEnded = errors.New("all past events have been received")
 
-// Fingerprints calls fn with all plugins and roles, then with those that have changed. complete marks the end of a full
-// list, which comes in parts of at most 500, and again after each start of a shim. A plugin that is not in a full list
-// is gone.
-func (h *Host) Fingerprints(
-	ctx context.Context, q PluginQuery, fn func(changed []PluginFingerprint, complete bool) error,
-) error {
-	req := &pb.FingerprintsRequest{Call: &pb.Call{}, Role: string(q.Role), Plugin: string(q.Plugin)}
-	return follow(ctx, h, false, pb.NewPluginsClient, pb.PluginsClient.Fingerprints, req,
-		func(reply *pb.FingerprintsReply) error {
-			return fn(convert(reply.GetPlugins(), wire.PluginFingerprint), reply.GetComplete())
-		})
-}
-
-// Restarts calls fn with the complete list of requested restarts, at once and whenever it has changed. A request stands
-// until TaskStarting reports a newer attempt; honour it once for each attempt.
-func (h *Host) Restarts(ctx context.Context, fn func([]PendingRestart) error) error {
-	req := &pb.RestartsRequest{Call: &pb.Call{}}
-	return follow(ctx, h, false, pb.NewTasksClient, pb.TasksClient.Restarts, req, func(reply *pb.RestartsReply) error {
-		return fn(convert(reply.GetRequests(), wire.Restart))
-	})
-}
-
 // A stream that ends is opened again after a pause that doubles until it brings a message.
 const (
 	firstReopen   = 20 * time.Millisecond
@@ -85,25 +61,14 @@ const (
 // follow calls fn with each message of a stream, and opens the stream again whenever it ends. follow returns when ctx
 // ends, fn returns an error, the host is closed, or the shim refuses the request itself. If ends is set, the stream has
 // an end, and follow waits for shims for at most MaxHold in all, as a call does.
-func follow[Client, Request, Message any](
-	ctx context.Context, h *Host, ends bool, newClient func(grpc.ClientConnInterface) Client,
-	method func(Client, context.Context, Request, ...grpc.CallOption) (grpc.ServerStreamingClient[Message], error),
-	req Request, fn func(*Message) error,
-) error {
+func (h *Host) follow(ctx context.Context, ends bool, req *pb.WatchRequest, fn func(*pb.WatchReply) error) error {
 	pauses, wait := newBackoff(firstReopen, longestReopen), shimWait{left: h.config.MaxHold}
 	var stop error
 	for {
-		err := h.openOnce(ctx, &wait, func(ctx context.Context, conn grpc.ClientConnInterface) error {
-			stream, err := method(newClient(conn), ctx, req)
-			for err == nil {
-				var m *Message
-				if m, err = stream.Recv(); err == nil {
-					pauses.Reset()
-					stop = fn(m)
-					err = stop
-				}
-			}
-			return err
+		err := h.openOnce(ctx, &wait, req, func(m *pb.WatchReply) error {
+			pauses.Reset()
+			stop = fn(m)
+			return stop
 		})
 		pause := pauses.NextBackOff()
 		switch {
@@ -142,9 +107,9 @@ func causeOf(ctx context.Context, err error) error {
 	return err
 }
 
-// openOnce waits for an active shim, opens a stream there, and reads it to its end.
+// openOnce waits for an active shim, opens a stream there, and calls fn with each message until the stream ends.
 func (h *Host) openOnce(
-	ctx context.Context, wait *shimWait, read func(context.Context, grpc.ClientConnInterface) error,
+	ctx context.Context, wait *shimWait, req *pb.WatchRequest, fn func(*pb.WatchReply) error,
 ) error {
 	sh, err := h.gate.enter(ctx, reads, wait, nil)
 	if err != nil {
@@ -152,5 +117,12 @@ func (h *Host) openOnce(
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	return wire.Error(read(ctx, sh.process.Conn()))
+	stream, err := pb.NewEventsClient(sh.process.Conn()).Watch(ctx, req)
+	for err == nil {
+		var m *pb.WatchReply
+		if m, err = stream.Recv(); err == nil {
+			err = fn(m)
+		}
+	}
+	return wire.Error(err)
 }

@@ -3,7 +3,6 @@ package host_test
 import (
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"testing"
 
@@ -56,29 +55,5 @@ func TestWatchOfPastEventsEnds(t *testing.T) {
 	if err := w.host.Watch(w.ctx(), host.WatchOptions{Past: true},
 		func(host.Event) error { return enough }); err != enough {
 		t.Errorf("ended by its callback: %v", err)
-	}
-}
-
-func TestFingerprintsAreCompleteAtEachShim(t *testing.T) {
-	t.Parallel()
-	w := openEnv(t)
-	w.plugin("a")
-	begun := 0
-	err := w.host.Fingerprints(w.ctx(), host.PluginQuery{Role: host.RoleNode},
-		func(list []host.PluginFingerprint, complete bool) error {
-			if complete {
-				begun++
-			}
-			healthy := len(list) == 1 && list[0].Healthy == 1
-			switch {
-			case healthy && begun == 1:
-				w.kill()
-			case healthy && begun == 2:
-				return io.EOF
-			}
-			return nil
-		})
-	if err != io.EOF || begun != 2 {
-		t.Errorf("%v after %d beginnings", err, begun)
 	}
 }

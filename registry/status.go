@@ -117,22 +117,6 @@ func (s ServedVolume) String() string {
 	return s.Volume.String()
 }
 
-// PluginFingerprint describes one plugin in one role for a scheduler.
-type PluginFingerprint struct {
-	Role     Role
-	Plugin   PluginID
-	Gone     bool     // no instance is left
-	Active   Instance // the active one; zero if gone
-	Healthy  int      // instances
-	Expected int      // tasks that run the plugin in that role
-}
-
-// PendingRestart is a restart request and its task.
-type PendingRestart struct {
-	TaskKey
-	RestartRequest
-}
-
 // VolumeReport is the content of a NodeGetVolumeStatsResponse.
 type VolumeReport struct {
 	Usage     []VolumeUsage

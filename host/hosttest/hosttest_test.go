@@ -194,32 +194,24 @@ func TestHostOfAShimInMemoryRepeatsCalls(t *testing.T) {
 	}
 }
 
-// Streams of a host follow what a test does with a plugin.
+// The list of plugins and the events show what a test does with a plugin.
 func TestPluginInMemoryIsFollowed(t *testing.T) {
 	t.Parallel()
 	o := open(t)
 	task := o.startPlugin()
 	o.shim.SetHealth(task, host.Unhealthy, "disk on fire")
-	seen := errors.New("seen")
-	node := host.PluginQuery{Role: host.RoleNode}
-	err := o.Fingerprints(t.Context(), node, func(changed []host.PluginFingerprint, _ bool) error {
-		if len(changed) == 1 && changed[0].Healthy == 0 && changed[0].Active.Health.Detail == "disk on fire" {
-			return seen
-		}
-		return nil
-	})
-	if err != seen {
-		t.Error(err)
+	q := host.PluginQuery{Role: host.RoleNode}
+	list, at, err := o.Plugins(t.Context(), q)
+	if o.must(err); len(list.Instances) != 1 || list.Instances[0].Health.Detail != "disk on fire" ||
+		list.Tasks[0].Healthy || list.Tasks[0].Restart != nil {
+		t.Errorf("unhealthy: %+v", list)
 	}
-	o.shim.RequestRestart(task, "not healthy in time")
-	err = o.Restarts(t.Context(), func(list []host.PendingRestart) error {
-		if len(list) == 1 && list[0].TaskKey == task && list[0].Attempt == 1 {
-			return seen
-		}
-		return nil
-	})
-	if err != seen {
-		t.Error(err)
+	go o.shim.RequestRestart(task, "not healthy in time")
+	q.MinIndex = at
+	list, _, err = o.Plugins(t.Context(), q)
+	o.must(err)
+	if asked := list.Tasks[0]; asked.TaskKey != task || asked.Restart == nil || asked.Restart.Attempt != 1 {
+		t.Errorf("a restart is requested: %+v", asked)
 	}
 	o.must(o.TaskExited(t.Context(), task, 1, 1, 0, true))
 	var kinds []string

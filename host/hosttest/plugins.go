@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
 
 	"holdfast/config"
 	"holdfast/hooks"
@@ -154,24 +153,6 @@ func (p *process) removeTask(ctx context.Context, key registry.TaskKey, final bo
 	return err
 }
 
-func (t *tasks) Restarts(_ *pb.RestartsRequest, s grpc.ServerStreamingServer[pb.RestartsReply]) error {
-	var last *pb.RestartsReply
-	return t.p.onChange(s.Context(), func() error {
-		now := &pb.RestartsReply{}
-		for _, task := range t.p.view().Tasks() {
-			if task.Restart != nil {
-				now.Requests = append(now.Requests, wire.RestartProto(registry.PendingRestart{
-					TaskKey: task.TaskKey, RestartRequest: *task.Restart}))
-			}
-		}
-		if last != nil && proto.Equal(last, now) {
-			return nil
-		}
-		last = now
-		return s.Send(now)
-	})
-}
-
 type plugins struct {
 	pb.UnimplementedPluginsServer
 	p *process
@@ -211,45 +192,6 @@ func (l *plugins) task(t registry.Task, spec hooks.PluginSpec) registry.PluginTa
 		task.Active = task.Active || known && active.InstanceKey == i.InstanceKey
 	}
 	return task
-}
-
-func (l *plugins) Fingerprints(req *pb.FingerprintsRequest, s grpc.ServerStreamingServer[pb.FingerprintsReply]) error {
-	type key struct{ role, plugin string }
-	last := map[key]*pb.PluginFingerprint{}
-	first := true
-	return l.p.onChange(s.Context(), func() error {
-		now, reply := map[key]*pb.PluginFingerprint{}, &pb.FingerprintsReply{Answer: l.p.answer(), Complete: first}
-		for _, i := range l.p.table.All().Instances {
-			if !matches(req.GetRole(), req.GetPlugin(), i) {
-				continue
-			}
-			f := registry.PluginFingerprint{Role: i.Role, Plugin: i.Plugin}
-			f.Active, _ = l.p.table.Find(i.Role, i.Plugin)
-			for _, member := range l.p.table.Members(i.Role, i.Plugin) {
-				f.Expected++
-				if member.Health.State == registry.Healthy {
-					f.Healthy++
-				}
-			}
-			now[key{string(i.Role), string(i.Plugin)}] = wire.PluginFingerprintProto(f)
-		}
-		for k, f := range now {
-			if !proto.Equal(f, last[k]) {
-				reply.Plugins = append(reply.Plugins, f)
-			}
-		}
-		for k := range last {
-			if now[k] == nil {
-				reply.Plugins = append(reply.Plugins, &pb.PluginFingerprint{Role: k.role, Plugin: k.plugin, Gone: true})
-			}
-		}
-		last = now
-		if !first && len(reply.Plugins) == 0 {
-			return nil
-		}
-		first = false
-		return s.Send(reply)
-	})
 }
 
 type events struct {

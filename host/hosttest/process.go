@@ -111,12 +111,6 @@ func (p *process) whileActive(ctx context.Context) (context.Context, context.Can
 	return ctx, func() { stop(); cancel() }
 }
 
-func (p *process) isActive() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.active == p
-}
-
 func (p *process) Conn() *grpc.ClientConn { return p.conn }
 func (p *process) PID() int               { return p.pid }
 func (p *process) Protocol() int          { return 1 }
@@ -238,24 +232,6 @@ func (p *process) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerIn
 		return err
 	}
 	return wire.Status(next(srv, s))
-}
-
-// onChange calls send now and after each change, until ctx ends or p is not active any more.
-func (p *process) onChange(ctx context.Context, send func() error) error {
-	for {
-		changed := p.nextChange()
-		if !p.isActive() {
-			return errNotActive
-		}
-		if err := send(); err != nil {
-			return err
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
 }
 
 // answer returns the Answer for the current index.

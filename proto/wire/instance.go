@@ -59,7 +59,8 @@ func PluginTaskProto(t registry.PluginTask) *pb.PluginTask {
 			ExternalId: string(s.External), Allocs: strs(s.Allocs), Mount: s.Mount})
 	}
 	if t.Restart != nil {
-		out.Restart = RestartProto(registry.PendingRestart{TaskKey: t.TaskKey, RestartRequest: *t.Restart})
+		out.Restart = &pb.RestartRequest{Attempt: t.Restart.Attempt, Cause: string(t.Restart.Cause),
+			Detail: text(t.Restart.Detail), Since: stamp(t.Restart.Since)}
 	}
 	return out
 }
@@ -79,46 +80,9 @@ func PluginTask(m *pb.PluginTask) registry.PluginTask {
 			External: registry.ExternalID(s.GetExternalId()), Allocs: words[registry.AllocID](s.GetAllocs()),
 			Mount: s.GetMount()})
 	}
-	if m.GetRestart() != nil {
-		r := Restart(m.GetRestart()).RestartRequest
-		out.Restart = &r
-	}
-	return out
-}
-
-func RestartProto(r registry.PendingRestart) *pb.RestartRequest {
-	return &pb.RestartRequest{
-		Task: TaskKeyProto(r.TaskKey), Attempt: r.Attempt, Cause: string(r.Cause), Detail: text(r.Detail),
-		Since: stamp(r.Since),
-	}
-}
-
-func Restart(m *pb.RestartRequest) registry.PendingRestart {
-	return registry.PendingRestart{TaskKey: TaskKey(m.GetTask()), RestartRequest: registry.RestartRequest{
-		Attempt: m.GetAttempt(), Cause: registry.Cause(m.GetCause()), Detail: m.GetDetail(),
-		Since: timeOf(m.GetSince()),
-	}}
-}
-
-func PluginFingerprintProto(f registry.PluginFingerprint) *pb.PluginFingerprint {
-	out := &pb.PluginFingerprint{
-		Role: string(f.Role), Plugin: string(f.Plugin), Gone: f.Gone, Healthy: uint32(f.Healthy),
-		Expected: uint32(f.Expected),
-	}
-	if !f.Gone {
-		out.Active = InstanceProto(f.Active)
-		out.Active.Active = true
-	}
-	return out
-}
-
-func PluginFingerprint(m *pb.PluginFingerprint) registry.PluginFingerprint {
-	out := registry.PluginFingerprint{
-		Role: registry.Role(m.GetRole()), Plugin: registry.PluginID(m.GetPlugin()), Gone: m.GetGone(),
-		Healthy: int(m.GetHealthy()), Expected: int(m.GetExpected()),
-	}
-	if m.GetActive() != nil {
-		out.Active = Instance(m.GetActive())
+	if r := m.GetRestart(); r != nil {
+		out.Restart = &registry.RestartRequest{Attempt: r.GetAttempt(), Cause: registry.Cause(r.GetCause()),
+			Detail: r.GetDetail(), Since: timeOf(r.GetSince())}
 	}
 	return out
 }

@@ -78,8 +78,6 @@ func TestEveryFieldCrosses(t *testing.T) {
 	crosses(t, ReleaseStepProto, sure(ReleaseStep), nil)
 	crosses(t, EventProto, sure(Event), func(e *registry.Event) { e.Kind = registry.EventResync }) // for its snapshot
 	crosses(t, PluginTaskProto, sure(PluginTask), nil)
-	crosses(t, PluginFingerprintProto, sure(PluginFingerprint), func(f *registry.PluginFingerprint) { f.Gone = false })
-	crosses(t, RestartProto, sure(Restart), nil)
 	crosses(t, BootTimeProto, sure(BootTime), nil)
 	crosses(t, VolumeSpecProto, sure(VolumeSpec), nil)
 	crosses(t, ClaimProto, sure(Claim), nil)

@@ -1628,7 +1628,6 @@ func (x *BootTime) GetSinceBoot() *durationpb.Duration {
 
 type RestartRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Task          *TaskKey               `protobuf:"bytes,1,opt,name=task,proto3" json:"task,omitempty"`
 	Attempt       uint64                 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	Cause         string                 `protobuf:"bytes,3,opt,name=cause,proto3" json:"cause,omitempty"`
 	Detail        string                 `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`
@@ -1665,13 +1664,6 @@ func (x *RestartRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use RestartRequest.ProtoReflect.Descriptor instead.
 func (*RestartRequest) Descriptor() ([]byte, []int) {
 	return file_holdfast_v1_common_proto_rawDescGZIP(), []int{23}
-}
-
-func (x *RestartRequest) GetTask() *TaskKey {
-	if x != nil {
-		return x.Task
-	}
-	return nil
 }
 
 func (x *RestartRequest) GetAttempt() uint64 {
@@ -1823,13 +1815,12 @@ const file_holdfast_v1_common_proto_rawDesc = "" +
 	"\bBootTime\x12\x17\n" +
 	"\aboot_id\x18\x01 \x01(\tR\x06bootId\x128\n" +
 	"\n" +
-	"since_boot\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\tsinceBoot\"\xb4\x01\n" +
-	"\x0eRestartRequest\x12(\n" +
-	"\x04task\x18\x01 \x01(\v2\x14.holdfast.v1.TaskKeyR\x04task\x12\x18\n" +
+	"since_boot\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\tsinceBoot\"\x90\x01\n" +
+	"\x0eRestartRequest\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\x04R\aattempt\x12\x14\n" +
 	"\x05cause\x18\x03 \x01(\tR\x05cause\x12\x16\n" +
 	"\x06detail\x18\x04 \x01(\tR\x06detail\x120\n" +
-	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since*\xd4\x02\n" +
+	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05sinceJ\x04\b\x01\x10\x02*\xd4\x02\n" +
 	"\tErrorKind\x12\x1a\n" +
 	"\x16ERROR_KIND_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12ERROR_KIND_INVALID\x10\x01\x12\x18\n" +
@@ -1907,13 +1898,12 @@ var file_holdfast_v1_common_proto_depIdxs = []int32{
 	21, // 13: holdfast.v1.PlanOperation.device:type_name -> holdfast.v1.Device
 	22, // 14: holdfast.v1.PlanOperation.device_rule:type_name -> holdfast.v1.DeviceRule
 	26, // 15: holdfast.v1.BootTime.since_boot:type_name -> google.protobuf.Duration
-	8,  // 16: holdfast.v1.RestartRequest.task:type_name -> holdfast.v1.TaskKey
-	27, // 17: holdfast.v1.RestartRequest.since:type_name -> google.protobuf.Timestamp
-	18, // [18:18] is the sub-list for method output_type
-	18, // [18:18] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	27, // 16: holdfast.v1.RestartRequest.since:type_name -> google.protobuf.Timestamp
+	17, // [17:17] is the sub-list for method output_type
+	17, // [17:17] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_common_proto_init() }

@@ -595,7 +595,7 @@ type PluginTask struct {
 	Job           string                 `protobuf:"bytes,4,opt,name=job,proto3" json:"job,omitempty"`
 	Phase         string                 `protobuf:"bytes,5,opt,name=phase,proto3" json:"phase,omitempty"`
 	Attempt       uint64                 `protobuf:"varint,6,opt,name=attempt,proto3" json:"attempt,omitempty"`
-	Restart       *RestartRequest        `protobuf:"bytes,7,opt,name=restart,proto3" json:"restart,omitempty"`
+	Restart       *RestartRequest        `protobuf:"bytes,7,opt,name=restart,proto3" json:"restart,omitempty"`  // stands until Starting reports a newer attempt
 	Healthy       bool                   `protobuf:"varint,8,opt,name=healthy,proto3" json:"healthy,omitempty"` // all its instances are registered and healthy
 	Active        bool                   `protobuf:"varint,9,opt,name=active,proto3" json:"active,omitempty"`   // it has the active instance of a role
 	Calls         uint32                 `protobuf:"varint,10,opt,name=calls,proto3" json:"calls,omitempty"`    // CSI calls that run at the task now
@@ -865,211 +865,6 @@ func (x *ServedVolume) GetMount() string {
 	return ""
 }
 
-type FingerprintsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Call          *Call                  `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
-	Role          string                 `protobuf:"bytes,2,opt,name=role,proto3" json:"role,omitempty"`
-	Plugin        string                 `protobuf:"bytes,3,opt,name=plugin,proto3" json:"plugin,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *FingerprintsRequest) Reset() {
-	*x = FingerprintsRequest{}
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[10]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *FingerprintsRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*FingerprintsRequest) ProtoMessage() {}
-
-func (x *FingerprintsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[10]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use FingerprintsRequest.ProtoReflect.Descriptor instead.
-func (*FingerprintsRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{10}
-}
-
-func (x *FingerprintsRequest) GetCall() *Call {
-	if x != nil {
-		return x.Call
-	}
-	return nil
-}
-
-func (x *FingerprintsRequest) GetRole() string {
-	if x != nil {
-		return x.Role
-	}
-	return ""
-}
-
-func (x *FingerprintsRequest) GetPlugin() string {
-	if x != nil {
-		return x.Plugin
-	}
-	return ""
-}
-
-type FingerprintsReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Answer        *Answer                `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
-	Plugins       []*PluginFingerprint   `protobuf:"bytes,2,rep,name=plugins,proto3" json:"plugins,omitempty"`
-	Complete      bool                   `protobuf:"varint,3,opt,name=complete,proto3" json:"complete,omitempty"` // all plugins and roles have been sent; changes follow
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *FingerprintsReply) Reset() {
-	*x = FingerprintsReply{}
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[11]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *FingerprintsReply) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*FingerprintsReply) ProtoMessage() {}
-
-func (x *FingerprintsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[11]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use FingerprintsReply.ProtoReflect.Descriptor instead.
-func (*FingerprintsReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{11}
-}
-
-func (x *FingerprintsReply) GetAnswer() *Answer {
-	if x != nil {
-		return x.Answer
-	}
-	return nil
-}
-
-func (x *FingerprintsReply) GetPlugins() []*PluginFingerprint {
-	if x != nil {
-		return x.Plugins
-	}
-	return nil
-}
-
-func (x *FingerprintsReply) GetComplete() bool {
-	if x != nil {
-		return x.Complete
-	}
-	return false
-}
-
-// PluginFingerprint is the active instance of one plugin and role.
-type PluginFingerprint struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Role          string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
-	Plugin        string                 `protobuf:"bytes,2,opt,name=plugin,proto3" json:"plugin,omitempty"`
-	Gone          bool                   `protobuf:"varint,3,opt,name=gone,proto3" json:"gone,omitempty"` // there is no instance any more
-	Active        *Instance              `protobuf:"bytes,4,opt,name=active,proto3" json:"active,omitempty"`
-	Healthy       uint32                 `protobuf:"varint,5,opt,name=healthy,proto3" json:"healthy,omitempty"`   // instances
-	Expected      uint32                 `protobuf:"varint,6,opt,name=expected,proto3" json:"expected,omitempty"` // instances
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *PluginFingerprint) Reset() {
-	*x = PluginFingerprint{}
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[12]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *PluginFingerprint) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*PluginFingerprint) ProtoMessage() {}
-
-func (x *PluginFingerprint) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_plugins_proto_msgTypes[12]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PluginFingerprint.ProtoReflect.Descriptor instead.
-func (*PluginFingerprint) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_plugins_proto_rawDescGZIP(), []int{12}
-}
-
-func (x *PluginFingerprint) GetRole() string {
-	if x != nil {
-		return x.Role
-	}
-	return ""
-}
-
-func (x *PluginFingerprint) GetPlugin() string {
-	if x != nil {
-		return x.Plugin
-	}
-	return ""
-}
-
-func (x *PluginFingerprint) GetGone() bool {
-	if x != nil {
-		return x.Gone
-	}
-	return false
-}
-
-func (x *PluginFingerprint) GetActive() *Instance {
-	if x != nil {
-		return x.Active
-	}
-	return nil
-}
-
-func (x *PluginFingerprint) GetHealthy() uint32 {
-	if x != nil {
-		return x.Healthy
-	}
-	return 0
-}
-
-func (x *PluginFingerprint) GetExpected() uint32 {
-	if x != nil {
-		return x.Expected
-	}
-	return 0
-}
-
 var File_holdfast_v1_plugins_proto protoreflect.FileDescriptor
 
 const file_holdfast_v1_plugins_proto_rawDesc = "" +
@@ -1163,25 +958,9 @@ const file_holdfast_v1_plugins_proto_rawDesc = "" +
 	"\vexternal_id\x18\x02 \x01(\tR\n" +
 	"externalId\x12\x16\n" +
 	"\x06allocs\x18\x03 \x03(\tR\x06allocs\x12\x14\n" +
-	"\x05mount\x18\x04 \x01(\tR\x05mount\"h\n" +
-	"\x13FingerprintsRequest\x12%\n" +
-	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\x12\x12\n" +
-	"\x04role\x18\x02 \x01(\tR\x04role\x12\x16\n" +
-	"\x06plugin\x18\x03 \x01(\tR\x06plugin\"\x96\x01\n" +
-	"\x11FingerprintsReply\x12+\n" +
-	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x128\n" +
-	"\aplugins\x18\x02 \x03(\v2\x1e.holdfast.v1.PluginFingerprintR\aplugins\x12\x1a\n" +
-	"\bcomplete\x18\x03 \x01(\bR\bcomplete\"\xb8\x01\n" +
-	"\x11PluginFingerprint\x12\x12\n" +
-	"\x04role\x18\x01 \x01(\tR\x04role\x12\x16\n" +
-	"\x06plugin\x18\x02 \x01(\tR\x06plugin\x12\x12\n" +
-	"\x04gone\x18\x03 \x01(\bR\x04gone\x12-\n" +
-	"\x06active\x18\x04 \x01(\v2\x15.holdfast.v1.InstanceR\x06active\x12\x18\n" +
-	"\ahealthy\x18\x05 \x01(\rR\ahealthy\x12\x1a\n" +
-	"\bexpected\x18\x06 \x01(\rR\bexpected2\xb5\x03\n" +
+	"\x05mount\x18\x04 \x01(\tR\x05mount2\xe1\x02\n" +
 	"\aPlugins\x12F\n" +
-	"\x04List\x12\x1f.holdfast.v1.ListPluginsRequest\x1a\x1d.holdfast.v1.ListPluginsReply\x12R\n" +
-	"\fFingerprints\x12 .holdfast.v1.FingerprintsRequest\x1a\x1e.holdfast.v1.FingerprintsReply0\x01\x12P\n" +
+	"\x04List\x12\x1f.holdfast.v1.ListPluginsRequest\x1a\x1d.holdfast.v1.ListPluginsReply\x12P\n" +
 	"\bCapacity\x12\".holdfast.v1.PluginCapacityRequest\x1a .holdfast.v1.PluginCapacityReply\x12X\n" +
 	"\fEndpointUses\x12$.holdfast.v1.ListEndpointUsesRequest\x1a\".holdfast.v1.ListEndpointUsesReply\x12b\n" +
 	"\x12ForgetEndpointUses\x12&.holdfast.v1.ForgetEndpointUsesRequest\x1a$.holdfast.v1.ForgetEndpointUsesReplyB'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
@@ -1198,7 +977,7 @@ func file_holdfast_v1_plugins_proto_rawDescGZIP() []byte {
 	return file_holdfast_v1_plugins_proto_rawDescData
 }
 
-var file_holdfast_v1_plugins_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_holdfast_v1_plugins_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_holdfast_v1_plugins_proto_goTypes = []any{
 	(*PluginCapacityRequest)(nil),     // 0: holdfast.v1.PluginCapacityRequest
 	(*PluginCapacityReply)(nil),       // 1: holdfast.v1.PluginCapacityReply
@@ -1210,74 +989,65 @@ var file_holdfast_v1_plugins_proto_goTypes = []any{
 	(*PluginTask)(nil),                // 7: holdfast.v1.PluginTask
 	(*OpenCall)(nil),                  // 8: holdfast.v1.OpenCall
 	(*ServedVolume)(nil),              // 9: holdfast.v1.ServedVolume
-	(*FingerprintsRequest)(nil),       // 10: holdfast.v1.FingerprintsRequest
-	(*FingerprintsReply)(nil),         // 11: holdfast.v1.FingerprintsReply
-	(*PluginFingerprint)(nil),         // 12: holdfast.v1.PluginFingerprint
-	nil,                               // 13: holdfast.v1.PluginCapacityRequest.ParametersEntry
-	nil,                               // 14: holdfast.v1.PluginCapacityRequest.TopologyEntry
-	nil,                               // 15: holdfast.v1.Instance.OptionsEntry
-	(*Call)(nil),                      // 16: holdfast.v1.Call
-	(*Answer)(nil),                    // 17: holdfast.v1.Answer
-	(*Topology)(nil),                  // 18: holdfast.v1.Topology
-	(*timestamppb.Timestamp)(nil),     // 19: google.protobuf.Timestamp
-	(*InstanceKey)(nil),               // 20: holdfast.v1.InstanceKey
-	(*Tree)(nil),                      // 21: holdfast.v1.Tree
-	(*VolumeCondition)(nil),           // 22: holdfast.v1.VolumeCondition
-	(*Page)(nil),                      // 23: holdfast.v1.Page
-	(*TaskKey)(nil),                   // 24: holdfast.v1.TaskKey
-	(*RestartRequest)(nil),            // 25: holdfast.v1.RestartRequest
-	(*VolumeName)(nil),                // 26: holdfast.v1.VolumeName
-	(*ListEndpointUsesRequest)(nil),   // 27: holdfast.v1.ListEndpointUsesRequest
-	(*ForgetEndpointUsesRequest)(nil), // 28: holdfast.v1.ForgetEndpointUsesRequest
-	(*ListEndpointUsesReply)(nil),     // 29: holdfast.v1.ListEndpointUsesReply
-	(*ForgetEndpointUsesReply)(nil),   // 30: holdfast.v1.ForgetEndpointUsesReply
+	nil,                               // 10: holdfast.v1.PluginCapacityRequest.ParametersEntry
+	nil,                               // 11: holdfast.v1.PluginCapacityRequest.TopologyEntry
+	nil,                               // 12: holdfast.v1.Instance.OptionsEntry
+	(*Call)(nil),                      // 13: holdfast.v1.Call
+	(*Answer)(nil),                    // 14: holdfast.v1.Answer
+	(*Topology)(nil),                  // 15: holdfast.v1.Topology
+	(*timestamppb.Timestamp)(nil),     // 16: google.protobuf.Timestamp
+	(*InstanceKey)(nil),               // 17: holdfast.v1.InstanceKey
+	(*Tree)(nil),                      // 18: holdfast.v1.Tree
+	(*VolumeCondition)(nil),           // 19: holdfast.v1.VolumeCondition
+	(*Page)(nil),                      // 20: holdfast.v1.Page
+	(*TaskKey)(nil),                   // 21: holdfast.v1.TaskKey
+	(*RestartRequest)(nil),            // 22: holdfast.v1.RestartRequest
+	(*VolumeName)(nil),                // 23: holdfast.v1.VolumeName
+	(*ListEndpointUsesRequest)(nil),   // 24: holdfast.v1.ListEndpointUsesRequest
+	(*ForgetEndpointUsesRequest)(nil), // 25: holdfast.v1.ForgetEndpointUsesRequest
+	(*ListEndpointUsesReply)(nil),     // 26: holdfast.v1.ListEndpointUsesReply
+	(*ForgetEndpointUsesReply)(nil),   // 27: holdfast.v1.ForgetEndpointUsesReply
 }
 var file_holdfast_v1_plugins_proto_depIdxs = []int32{
-	16, // 0: holdfast.v1.PluginCapacityRequest.call:type_name -> holdfast.v1.Call
-	13, // 1: holdfast.v1.PluginCapacityRequest.parameters:type_name -> holdfast.v1.PluginCapacityRequest.ParametersEntry
-	14, // 2: holdfast.v1.PluginCapacityRequest.topology:type_name -> holdfast.v1.PluginCapacityRequest.TopologyEntry
-	17, // 3: holdfast.v1.PluginCapacityReply.answer:type_name -> holdfast.v1.Answer
-	18, // 4: holdfast.v1.Fingerprint.topology:type_name -> holdfast.v1.Topology
-	19, // 5: holdfast.v1.Health.since:type_name -> google.protobuf.Timestamp
-	20, // 6: holdfast.v1.Instance.key:type_name -> holdfast.v1.InstanceKey
-	21, // 7: holdfast.v1.Instance.endpoint:type_name -> holdfast.v1.Tree
-	21, // 8: holdfast.v1.Instance.volumes:type_name -> holdfast.v1.Tree
+	13, // 0: holdfast.v1.PluginCapacityRequest.call:type_name -> holdfast.v1.Call
+	10, // 1: holdfast.v1.PluginCapacityRequest.parameters:type_name -> holdfast.v1.PluginCapacityRequest.ParametersEntry
+	11, // 2: holdfast.v1.PluginCapacityRequest.topology:type_name -> holdfast.v1.PluginCapacityRequest.TopologyEntry
+	14, // 3: holdfast.v1.PluginCapacityReply.answer:type_name -> holdfast.v1.Answer
+	15, // 4: holdfast.v1.Fingerprint.topology:type_name -> holdfast.v1.Topology
+	16, // 5: holdfast.v1.Health.since:type_name -> google.protobuf.Timestamp
+	17, // 6: holdfast.v1.Instance.key:type_name -> holdfast.v1.InstanceKey
+	18, // 7: holdfast.v1.Instance.endpoint:type_name -> holdfast.v1.Tree
+	18, // 8: holdfast.v1.Instance.volumes:type_name -> holdfast.v1.Tree
 	2,  // 9: holdfast.v1.Instance.fingerprint:type_name -> holdfast.v1.Fingerprint
 	3,  // 10: holdfast.v1.Instance.health:type_name -> holdfast.v1.Health
-	15, // 11: holdfast.v1.Instance.options:type_name -> holdfast.v1.Instance.OptionsEntry
-	19, // 12: holdfast.v1.Instance.since:type_name -> google.protobuf.Timestamp
-	22, // 13: holdfast.v1.Instance.storage:type_name -> holdfast.v1.VolumeCondition
-	16, // 14: holdfast.v1.ListPluginsRequest.call:type_name -> holdfast.v1.Call
-	23, // 15: holdfast.v1.ListPluginsRequest.page:type_name -> holdfast.v1.Page
-	17, // 16: holdfast.v1.ListPluginsReply.answer:type_name -> holdfast.v1.Answer
+	12, // 11: holdfast.v1.Instance.options:type_name -> holdfast.v1.Instance.OptionsEntry
+	16, // 12: holdfast.v1.Instance.since:type_name -> google.protobuf.Timestamp
+	19, // 13: holdfast.v1.Instance.storage:type_name -> holdfast.v1.VolumeCondition
+	13, // 14: holdfast.v1.ListPluginsRequest.call:type_name -> holdfast.v1.Call
+	20, // 15: holdfast.v1.ListPluginsRequest.page:type_name -> holdfast.v1.Page
+	14, // 16: holdfast.v1.ListPluginsReply.answer:type_name -> holdfast.v1.Answer
 	4,  // 17: holdfast.v1.ListPluginsReply.instances:type_name -> holdfast.v1.Instance
 	7,  // 18: holdfast.v1.ListPluginsReply.tasks:type_name -> holdfast.v1.PluginTask
-	24, // 19: holdfast.v1.PluginTask.task:type_name -> holdfast.v1.TaskKey
-	25, // 20: holdfast.v1.PluginTask.restart:type_name -> holdfast.v1.RestartRequest
+	21, // 19: holdfast.v1.PluginTask.task:type_name -> holdfast.v1.TaskKey
+	22, // 20: holdfast.v1.PluginTask.restart:type_name -> holdfast.v1.RestartRequest
 	8,  // 21: holdfast.v1.PluginTask.open:type_name -> holdfast.v1.OpenCall
 	9,  // 22: holdfast.v1.PluginTask.volumes:type_name -> holdfast.v1.ServedVolume
-	26, // 23: holdfast.v1.OpenCall.volume:type_name -> holdfast.v1.VolumeName
-	19, // 24: holdfast.v1.OpenCall.since:type_name -> google.protobuf.Timestamp
-	26, // 25: holdfast.v1.ServedVolume.volume:type_name -> holdfast.v1.VolumeName
-	16, // 26: holdfast.v1.FingerprintsRequest.call:type_name -> holdfast.v1.Call
-	17, // 27: holdfast.v1.FingerprintsReply.answer:type_name -> holdfast.v1.Answer
-	12, // 28: holdfast.v1.FingerprintsReply.plugins:type_name -> holdfast.v1.PluginFingerprint
-	4,  // 29: holdfast.v1.PluginFingerprint.active:type_name -> holdfast.v1.Instance
-	5,  // 30: holdfast.v1.Plugins.List:input_type -> holdfast.v1.ListPluginsRequest
-	10, // 31: holdfast.v1.Plugins.Fingerprints:input_type -> holdfast.v1.FingerprintsRequest
-	0,  // 32: holdfast.v1.Plugins.Capacity:input_type -> holdfast.v1.PluginCapacityRequest
-	27, // 33: holdfast.v1.Plugins.EndpointUses:input_type -> holdfast.v1.ListEndpointUsesRequest
-	28, // 34: holdfast.v1.Plugins.ForgetEndpointUses:input_type -> holdfast.v1.ForgetEndpointUsesRequest
-	6,  // 35: holdfast.v1.Plugins.List:output_type -> holdfast.v1.ListPluginsReply
-	11, // 36: holdfast.v1.Plugins.Fingerprints:output_type -> holdfast.v1.FingerprintsReply
-	1,  // 37: holdfast.v1.Plugins.Capacity:output_type -> holdfast.v1.PluginCapacityReply
-	29, // 38: holdfast.v1.Plugins.EndpointUses:output_type -> holdfast.v1.ListEndpointUsesReply
-	30, // 39: holdfast.v1.Plugins.ForgetEndpointUses:output_type -> holdfast.v1.ForgetEndpointUsesReply
-	35, // [35:40] is the sub-list for method output_type
-	30, // [30:35] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	23, // 23: holdfast.v1.OpenCall.volume:type_name -> holdfast.v1.VolumeName
+	16, // 24: holdfast.v1.OpenCall.since:type_name -> google.protobuf.Timestamp
+	23, // 25: holdfast.v1.ServedVolume.volume:type_name -> holdfast.v1.VolumeName
+	5,  // 26: holdfast.v1.Plugins.List:input_type -> holdfast.v1.ListPluginsRequest
+	0,  // 27: holdfast.v1.Plugins.Capacity:input_type -> holdfast.v1.PluginCapacityRequest
+	24, // 28: holdfast.v1.Plugins.EndpointUses:input_type -> holdfast.v1.ListEndpointUsesRequest
+	25, // 29: holdfast.v1.Plugins.ForgetEndpointUses:input_type -> holdfast.v1.ForgetEndpointUsesRequest
+	6,  // 30: holdfast.v1.Plugins.List:output_type -> holdfast.v1.ListPluginsReply
+	1,  // 31: holdfast.v1.Plugins.Capacity:output_type -> holdfast.v1.PluginCapacityReply
+	26, // 32: holdfast.v1.Plugins.EndpointUses:output_type -> holdfast.v1.ListEndpointUsesReply
+	27, // 33: holdfast.v1.Plugins.ForgetEndpointUses:output_type -> holdfast.v1.ForgetEndpointUsesReply
+	30, // [30:34] is the sub-list for method output_type
+	26, // [26:30] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_plugins_proto_init() }
@@ -1295,7 +1065,7 @@ func file_holdfast_v1_plugins_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdfast_v1_plugins_proto_rawDesc), len(file_holdfast_v1_plugins_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   16,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

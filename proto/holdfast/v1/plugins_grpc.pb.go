@@ -20,7 +20,6 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	Plugins_List_FullMethodName               = "/holdfast.v1.Plugins/List"
-	Plugins_Fingerprints_FullMethodName       = "/holdfast.v1.Plugins/Fingerprints"
 	Plugins_Capacity_FullMethodName           = "/holdfast.v1.Plugins/Capacity"
 	Plugins_EndpointUses_FullMethodName       = "/holdfast.v1.Plugins/EndpointUses"
 	Plugins_ForgetEndpointUses_FullMethodName = "/holdfast.v1.Plugins/ForgetEndpointUses"
@@ -30,12 +29,9 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Plugins lists the plugins that tasks serve. For a scheduler, Fingerprints is enough.
+// Plugins lists the plugins that tasks serve.
 type PluginsClient interface {
 	List(ctx context.Context, in *ListPluginsRequest, opts ...grpc.CallOption) (*ListPluginsReply, error)
-	// Fingerprints first sends all plugins and roles, and marks the last message of these complete. Then it sends each
-	// plugin and role that has changed.
-	Fingerprints(ctx context.Context, in *FingerprintsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FingerprintsReply], error)
 	// Capacity asks a plugin's controller for its free space (GetCapacity of CSI).
 	Capacity(ctx context.Context, in *PluginCapacityRequest, opts ...grpc.CallOption) (*PluginCapacityReply, error)
 	EndpointUses(ctx context.Context, in *ListEndpointUsesRequest, opts ...grpc.CallOption) (*ListEndpointUsesReply, error)
@@ -59,25 +55,6 @@ func (c *pluginsClient) List(ctx context.Context, in *ListPluginsRequest, opts .
 	}
 	return out, nil
 }
-
-func (c *pluginsClient) Fingerprints(ctx context.Context, in *FingerprintsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FingerprintsReply], error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Plugins_ServiceDesc.Streams[0], Plugins_Fingerprints_FullMethodName, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	x := &grpc.GenericClientStream[FingerprintsRequest, FingerprintsReply]{ClientStream: stream}
-	if err := x.ClientStream.SendMsg(in); err != nil {
-		return nil, err
-	}
-	if err := x.ClientStream.CloseSend(); err != nil {
-		return nil, err
-	}
-	return x, nil
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Plugins_FingerprintsClient = grpc.ServerStreamingClient[FingerprintsReply]
 
 func (c *pluginsClient) Capacity(ctx context.Context, in *PluginCapacityRequest, opts ...grpc.CallOption) (*PluginCapacityReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -113,12 +90,9 @@ func (c *pluginsClient) ForgetEndpointUses(ctx context.Context, in *ForgetEndpoi
 // All implementations must embed UnimplementedPluginsServer
 // for forward compatibility.
 //
-// Plugins lists the plugins that tasks serve. For a scheduler, Fingerprints is enough.
+// Plugins lists the plugins that tasks serve.
 type PluginsServer interface {
 	List(context.Context, *ListPluginsRequest) (*ListPluginsReply, error)
-	// Fingerprints first sends all plugins and roles, and marks the last message of these complete. Then it sends each
-	// plugin and role that has changed.
-	Fingerprints(*FingerprintsRequest, grpc.ServerStreamingServer[FingerprintsReply]) error
 	// Capacity asks a plugin's controller for its free space (GetCapacity of CSI).
 	Capacity(context.Context, *PluginCapacityRequest) (*PluginCapacityReply, error)
 	EndpointUses(context.Context, *ListEndpointUsesRequest) (*ListEndpointUsesReply, error)
@@ -135,9 +109,6 @@ type UnimplementedPluginsServer struct{}
 
 func (UnimplementedPluginsServer) List(context.Context, *ListPluginsRequest) (*ListPluginsReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method List not implemented")
-}
-func (UnimplementedPluginsServer) Fingerprints(*FingerprintsRequest, grpc.ServerStreamingServer[FingerprintsReply]) error {
-	return status.Error(codes.Unimplemented, "method Fingerprints not implemented")
 }
 func (UnimplementedPluginsServer) Capacity(context.Context, *PluginCapacityRequest) (*PluginCapacityReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Capacity not implemented")
@@ -186,17 +157,6 @@ func _Plugins_List_Handler(srv interface{}, ctx context.Context, dec func(interf
 	}
 	return interceptor(ctx, in, info, handler)
 }
-
-func _Plugins_Fingerprints_Handler(srv interface{}, stream grpc.ServerStream) error {
-	m := new(FingerprintsRequest)
-	if err := stream.RecvMsg(m); err != nil {
-		return err
-	}
-	return srv.(PluginsServer).Fingerprints(m, &grpc.GenericServerStream[FingerprintsRequest, FingerprintsReply]{ServerStream: stream})
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Plugins_FingerprintsServer = grpc.ServerStreamingServer[FingerprintsReply]
 
 func _Plugins_Capacity_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(PluginCapacityRequest)
@@ -276,12 +236,6 @@ var Plugins_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Plugins_ForgetEndpointUses_Handler,
 		},
 	},
-	Streams: []grpc.StreamDesc{
-		{
-			StreamName:    "Fingerprints",
-			Handler:       _Plugins_Fingerprints_Handler,
-			ServerStreams: true,
-		},
-	},
+	Streams:  []grpc.StreamDesc{},
 	Metadata: "holdfast/v1/plugins.proto",
 }

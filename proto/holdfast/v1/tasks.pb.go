@@ -658,102 +658,6 @@ func (x *TaskExitedReply) GetAnswer() *Answer {
 	return nil
 }
 
-type RestartsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Call          *Call                  `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *RestartsRequest) Reset() {
-	*x = RestartsRequest{}
-	mi := &file_holdfast_v1_tasks_proto_msgTypes[11]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *RestartsRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*RestartsRequest) ProtoMessage() {}
-
-func (x *RestartsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_tasks_proto_msgTypes[11]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use RestartsRequest.ProtoReflect.Descriptor instead.
-func (*RestartsRequest) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_tasks_proto_rawDescGZIP(), []int{11}
-}
-
-func (x *RestartsRequest) GetCall() *Call {
-	if x != nil {
-		return x.Call
-	}
-	return nil
-}
-
-type RestartsReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Answer        *Answer                `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
-	Requests      []*RestartRequest      `protobuf:"bytes,2,rep,name=requests,proto3" json:"requests,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *RestartsReply) Reset() {
-	*x = RestartsReply{}
-	mi := &file_holdfast_v1_tasks_proto_msgTypes[12]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *RestartsReply) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*RestartsReply) ProtoMessage() {}
-
-func (x *RestartsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_holdfast_v1_tasks_proto_msgTypes[12]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use RestartsReply.ProtoReflect.Descriptor instead.
-func (*RestartsReply) Descriptor() ([]byte, []int) {
-	return file_holdfast_v1_tasks_proto_rawDescGZIP(), []int{12}
-}
-
-func (x *RestartsReply) GetAnswer() *Answer {
-	if x != nil {
-		return x.Answer
-	}
-	return nil
-}
-
-func (x *RestartsReply) GetRequests() []*RestartRequest {
-	if x != nil {
-		return x.Requests
-	}
-	return nil
-}
-
 var File_holdfast_v1_tasks_proto protoreflect.FileDescriptor
 
 const file_holdfast_v1_tasks_proto_rawDesc = "" +
@@ -799,19 +703,13 @@ const file_holdfast_v1_tasks_proto_rawDesc = "" +
 	"\x06signal\x18\x05 \x01(\x05R\x06signal\x12\x14\n" +
 	"\x05final\x18\x06 \x01(\bR\x05final\">\n" +
 	"\x0fTaskExitedReply\x12+\n" +
-	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\"8\n" +
-	"\x0fRestartsRequest\x12%\n" +
-	"\x04call\x18\x01 \x01(\v2\x11.holdfast.v1.CallR\x04call\"u\n" +
-	"\rRestartsReply\x12+\n" +
-	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer\x127\n" +
-	"\brequests\x18\x02 \x03(\v2\x1b.holdfast.v1.RestartRequestR\brequests2\xc6\x03\n" +
+	"\x06answer\x18\x01 \x01(\v2\x13.holdfast.v1.AnswerR\x06answer2\xfe\x02\n" +
 	"\x05Tasks\x12L\n" +
 	"\bStarting\x12 .holdfast.v1.TaskStartingRequest\x1a\x1e.holdfast.v1.TaskStartingReply\x12I\n" +
 	"\aStarted\x12\x1f.holdfast.v1.TaskStartedRequest\x1a\x1d.holdfast.v1.TaskStartedReply\x12L\n" +
 	"\bStopping\x12 .holdfast.v1.TaskStoppingRequest\x1a\x1e.holdfast.v1.TaskStoppingReply\x12F\n" +
 	"\x06Exited\x12\x1e.holdfast.v1.TaskExitedRequest\x1a\x1c.holdfast.v1.TaskExitedReply\x12F\n" +
-	"\x06Prefer\x12\x1e.holdfast.v1.PreferTaskRequest\x1a\x1c.holdfast.v1.PreferTaskReply\x12F\n" +
-	"\bRestarts\x12\x1c.holdfast.v1.RestartsRequest\x1a\x1a.holdfast.v1.RestartsReply0\x01B'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
+	"\x06Prefer\x12\x1e.holdfast.v1.PreferTaskRequest\x1a\x1c.holdfast.v1.PreferTaskReplyB'Z%holdfast/proto/holdfast/v1;holdfastv1b\x06proto3"
 
 var (
 	file_holdfast_v1_tasks_proto_rawDescOnce sync.Once
@@ -825,7 +723,7 @@ func file_holdfast_v1_tasks_proto_rawDescGZIP() []byte {
 	return file_holdfast_v1_tasks_proto_rawDescData
 }
 
-var file_holdfast_v1_tasks_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_holdfast_v1_tasks_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_holdfast_v1_tasks_proto_goTypes = []any{
 	(*AllocTask)(nil),           // 0: holdfast.v1.AllocTask
 	(*TaskStartingRequest)(nil), // 1: holdfast.v1.TaskStartingRequest
@@ -838,54 +736,46 @@ var file_holdfast_v1_tasks_proto_goTypes = []any{
 	(*PreferTaskReply)(nil),     // 8: holdfast.v1.PreferTaskReply
 	(*TaskExitedRequest)(nil),   // 9: holdfast.v1.TaskExitedRequest
 	(*TaskExitedReply)(nil),     // 10: holdfast.v1.TaskExitedReply
-	(*RestartsRequest)(nil),     // 11: holdfast.v1.RestartsRequest
-	(*RestartsReply)(nil),       // 12: holdfast.v1.RestartsReply
-	(*TaskKey)(nil),             // 13: holdfast.v1.TaskKey
-	(*Call)(nil),                // 14: holdfast.v1.Call
-	(*Answer)(nil),              // 15: holdfast.v1.Answer
-	(*Plan)(nil),                // 16: holdfast.v1.Plan
-	(*BootTime)(nil),            // 17: holdfast.v1.BootTime
-	(*RestartRequest)(nil),      // 18: holdfast.v1.RestartRequest
+	(*TaskKey)(nil),             // 11: holdfast.v1.TaskKey
+	(*Call)(nil),                // 12: holdfast.v1.Call
+	(*Answer)(nil),              // 13: holdfast.v1.Answer
+	(*Plan)(nil),                // 14: holdfast.v1.Plan
+	(*BootTime)(nil),            // 15: holdfast.v1.BootTime
 }
 var file_holdfast_v1_tasks_proto_depIdxs = []int32{
-	13, // 0: holdfast.v1.AllocTask.task:type_name -> holdfast.v1.TaskKey
-	14, // 1: holdfast.v1.TaskStartingRequest.call:type_name -> holdfast.v1.Call
+	11, // 0: holdfast.v1.AllocTask.task:type_name -> holdfast.v1.TaskKey
+	12, // 1: holdfast.v1.TaskStartingRequest.call:type_name -> holdfast.v1.Call
 	0,  // 2: holdfast.v1.TaskStartingRequest.task:type_name -> holdfast.v1.AllocTask
-	15, // 3: holdfast.v1.TaskStartingReply.answer:type_name -> holdfast.v1.Answer
-	16, // 4: holdfast.v1.TaskStartingReply.plan:type_name -> holdfast.v1.Plan
-	14, // 5: holdfast.v1.TaskStartedRequest.call:type_name -> holdfast.v1.Call
-	13, // 6: holdfast.v1.TaskStartedRequest.task:type_name -> holdfast.v1.TaskKey
-	17, // 7: holdfast.v1.TaskStartedRequest.at:type_name -> holdfast.v1.BootTime
-	15, // 8: holdfast.v1.TaskStartedReply.answer:type_name -> holdfast.v1.Answer
-	14, // 9: holdfast.v1.TaskStoppingRequest.call:type_name -> holdfast.v1.Call
-	13, // 10: holdfast.v1.TaskStoppingRequest.task:type_name -> holdfast.v1.TaskKey
-	15, // 11: holdfast.v1.TaskStoppingReply.answer:type_name -> holdfast.v1.Answer
-	14, // 12: holdfast.v1.PreferTaskRequest.call:type_name -> holdfast.v1.Call
-	13, // 13: holdfast.v1.PreferTaskRequest.task:type_name -> holdfast.v1.TaskKey
-	15, // 14: holdfast.v1.PreferTaskReply.answer:type_name -> holdfast.v1.Answer
-	14, // 15: holdfast.v1.TaskExitedRequest.call:type_name -> holdfast.v1.Call
-	13, // 16: holdfast.v1.TaskExitedRequest.task:type_name -> holdfast.v1.TaskKey
-	15, // 17: holdfast.v1.TaskExitedReply.answer:type_name -> holdfast.v1.Answer
-	14, // 18: holdfast.v1.RestartsRequest.call:type_name -> holdfast.v1.Call
-	15, // 19: holdfast.v1.RestartsReply.answer:type_name -> holdfast.v1.Answer
-	18, // 20: holdfast.v1.RestartsReply.requests:type_name -> holdfast.v1.RestartRequest
-	1,  // 21: holdfast.v1.Tasks.Starting:input_type -> holdfast.v1.TaskStartingRequest
-	3,  // 22: holdfast.v1.Tasks.Started:input_type -> holdfast.v1.TaskStartedRequest
-	5,  // 23: holdfast.v1.Tasks.Stopping:input_type -> holdfast.v1.TaskStoppingRequest
-	9,  // 24: holdfast.v1.Tasks.Exited:input_type -> holdfast.v1.TaskExitedRequest
-	7,  // 25: holdfast.v1.Tasks.Prefer:input_type -> holdfast.v1.PreferTaskRequest
-	11, // 26: holdfast.v1.Tasks.Restarts:input_type -> holdfast.v1.RestartsRequest
-	2,  // 27: holdfast.v1.Tasks.Starting:output_type -> holdfast.v1.TaskStartingReply
-	4,  // 28: holdfast.v1.Tasks.Started:output_type -> holdfast.v1.TaskStartedReply
-	6,  // 29: holdfast.v1.Tasks.Stopping:output_type -> holdfast.v1.TaskStoppingReply
-	10, // 30: holdfast.v1.Tasks.Exited:output_type -> holdfast.v1.TaskExitedReply
-	8,  // 31: holdfast.v1.Tasks.Prefer:output_type -> holdfast.v1.PreferTaskReply
-	12, // 32: holdfast.v1.Tasks.Restarts:output_type -> holdfast.v1.RestartsReply
-	27, // [27:33] is the sub-list for method output_type
-	21, // [21:27] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	13, // 3: holdfast.v1.TaskStartingReply.answer:type_name -> holdfast.v1.Answer
+	14, // 4: holdfast.v1.TaskStartingReply.plan:type_name -> holdfast.v1.Plan
+	12, // 5: holdfast.v1.TaskStartedRequest.call:type_name -> holdfast.v1.Call
+	11, // 6: holdfast.v1.TaskStartedRequest.task:type_name -> holdfast.v1.TaskKey
+	15, // 7: holdfast.v1.TaskStartedRequest.at:type_name -> holdfast.v1.BootTime
+	13, // 8: holdfast.v1.TaskStartedReply.answer:type_name -> holdfast.v1.Answer
+	12, // 9: holdfast.v1.TaskStoppingRequest.call:type_name -> holdfast.v1.Call
+	11, // 10: holdfast.v1.TaskStoppingRequest.task:type_name -> holdfast.v1.TaskKey
+	13, // 11: holdfast.v1.TaskStoppingReply.answer:type_name -> holdfast.v1.Answer
+	12, // 12: holdfast.v1.PreferTaskRequest.call:type_name -> holdfast.v1.Call
+	11, // 13: holdfast.v1.PreferTaskRequest.task:type_name -> holdfast.v1.TaskKey
+	13, // 14: holdfast.v1.PreferTaskReply.answer:type_name -> holdfast.v1.Answer
+	12, // 15: holdfast.v1.TaskExitedRequest.call:type_name -> holdfast.v1.Call
+	11, // 16: holdfast.v1.TaskExitedRequest.task:type_name -> holdfast.v1.TaskKey
+	13, // 17: holdfast.v1.TaskExitedReply.answer:type_name -> holdfast.v1.Answer
+	1,  // 18: holdfast.v1.Tasks.Starting:input_type -> holdfast.v1.TaskStartingRequest
+	3,  // 19: holdfast.v1.Tasks.Started:input_type -> holdfast.v1.TaskStartedRequest
+	5,  // 20: holdfast.v1.Tasks.Stopping:input_type -> holdfast.v1.TaskStoppingRequest
+	9,  // 21: holdfast.v1.Tasks.Exited:input_type -> holdfast.v1.TaskExitedRequest
+	7,  // 22: holdfast.v1.Tasks.Prefer:input_type -> holdfast.v1.PreferTaskRequest
+	2,  // 23: holdfast.v1.Tasks.Starting:output_type -> holdfast.v1.TaskStartingReply
+	4,  // 24: holdfast.v1.Tasks.Started:output_type -> holdfast.v1.TaskStartedReply
+	6,  // 25: holdfast.v1.Tasks.Stopping:output_type -> holdfast.v1.TaskStoppingReply
+	10, // 26: holdfast.v1.Tasks.Exited:output_type -> holdfast.v1.TaskExitedReply
+	8,  // 27: holdfast.v1.Tasks.Prefer:output_type -> holdfast.v1.PreferTaskReply
+	23, // [23:28] is the sub-list for method output_type
+	18, // [18:23] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_holdfast_v1_tasks_proto_init() }
@@ -900,7 +790,7 @@ func file_holdfast_v1_tasks_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_holdfast_v1_tasks_proto_rawDesc), len(file_holdfast_v1_tasks_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

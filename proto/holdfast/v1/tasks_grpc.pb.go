@@ -24,7 +24,6 @@ const (
 	Tasks_Stopping_FullMethodName = "/holdfast.v1.Tasks/Stopping"
 	Tasks_Exited_FullMethodName   = "/holdfast.v1.Tasks/Exited"
 	Tasks_Prefer_FullMethodName   = "/holdfast.v1.Tasks/Prefer"
-	Tasks_Restarts_FullMethodName = "/holdfast.v1.Tasks/Restarts"
 )
 
 // TasksClient is the client API for Tasks service.
@@ -42,8 +41,6 @@ type TasksClient interface {
 	Exited(ctx context.Context, in *TaskExitedRequest, opts ...grpc.CallOption) (*TaskExitedReply, error)
 	// Prefer makes the instances of a running task the newest of their plugin, so that they are active while healthy.
 	Prefer(ctx context.Context, in *PreferTaskRequest, opts ...grpc.CallOption) (*PreferTaskReply, error)
-	// Restarts sends the complete list of pending restart requests at once, and again after each change of the list.
-	Restarts(ctx context.Context, in *RestartsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RestartsReply], error)
 }
 
 type tasksClient struct {
@@ -104,25 +101,6 @@ func (c *tasksClient) Prefer(ctx context.Context, in *PreferTaskRequest, opts ..
 	return out, nil
 }
 
-func (c *tasksClient) Restarts(ctx context.Context, in *RestartsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[RestartsReply], error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Tasks_ServiceDesc.Streams[0], Tasks_Restarts_FullMethodName, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	x := &grpc.GenericClientStream[RestartsRequest, RestartsReply]{ClientStream: stream}
-	if err := x.ClientStream.SendMsg(in); err != nil {
-		return nil, err
-	}
-	if err := x.ClientStream.CloseSend(); err != nil {
-		return nil, err
-	}
-	return x, nil
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Tasks_RestartsClient = grpc.ServerStreamingClient[RestartsReply]
-
 // TasksServer is the server API for Tasks service.
 // All implementations must embed UnimplementedTasksServer
 // for forward compatibility.
@@ -138,8 +116,6 @@ type TasksServer interface {
 	Exited(context.Context, *TaskExitedRequest) (*TaskExitedReply, error)
 	// Prefer makes the instances of a running task the newest of their plugin, so that they are active while healthy.
 	Prefer(context.Context, *PreferTaskRequest) (*PreferTaskReply, error)
-	// Restarts sends the complete list of pending restart requests at once, and again after each change of the list.
-	Restarts(*RestartsRequest, grpc.ServerStreamingServer[RestartsReply]) error
 	mustEmbedUnimplementedTasksServer()
 }
 
@@ -164,9 +140,6 @@ func (UnimplementedTasksServer) Exited(context.Context, *TaskExitedRequest) (*Ta
 }
 func (UnimplementedTasksServer) Prefer(context.Context, *PreferTaskRequest) (*PreferTaskReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Prefer not implemented")
-}
-func (UnimplementedTasksServer) Restarts(*RestartsRequest, grpc.ServerStreamingServer[RestartsReply]) error {
-	return status.Error(codes.Unimplemented, "method Restarts not implemented")
 }
 func (UnimplementedTasksServer) mustEmbedUnimplementedTasksServer() {}
 func (UnimplementedTasksServer) testEmbeddedByValue()               {}
@@ -279,17 +252,6 @@ func _Tasks_Prefer_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Tasks_Restarts_Handler(srv interface{}, stream grpc.ServerStream) error {
-	m := new(RestartsRequest)
-	if err := stream.RecvMsg(m); err != nil {
-		return err
-	}
-	return srv.(TasksServer).Restarts(m, &grpc.GenericServerStream[RestartsRequest, RestartsReply]{ServerStream: stream})
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Tasks_RestartsServer = grpc.ServerStreamingServer[RestartsReply]
-
 // Tasks_ServiceDesc is the grpc.ServiceDesc for Tasks service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -318,12 +280,6 @@ var Tasks_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Tasks_Prefer_Handler,
 		},
 	},
-	Streams: []grpc.StreamDesc{
-		{
-			StreamName:    "Restarts",
-			Handler:       _Tasks_Restarts_Handler,
-			ServerStreams: true,
-		},
-	},
+	Streams:  []grpc.StreamDesc{},
 	Metadata: "holdfast/v1/tasks.proto",
 }

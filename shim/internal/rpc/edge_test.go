@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -111,59 +110,6 @@ func TestIDsAreCheckedAtTheEdge(t *testing.T) {
 		}
 		return nil
 	}))
-}
-
-// The first message has all fingerprints, marked complete. Later messages have those that were changed or removed.
-func TestFingerprintsBeginCompleteThenChange(t *testing.T) {
-	e := newEnv(t)
-	e.register(t, instance("a"))
-	stream, err := pb.NewPluginsClient(e.conn).Fingerprints(t.Context(), &pb.FingerprintsRequest{})
-	must(t, err)
-	next := func() (reply *pb.FingerprintsReply, only *pb.PluginFingerprint) {
-		t.Helper()
-		reply, err := stream.Recv()
-		must(t, err)
-		if len(reply.GetPlugins()) != 1 {
-			t.Fatalf("got %v", reply)
-		}
-		return reply, reply.GetPlugins()[0]
-	}
-	if r, f := next(); !r.GetComplete() || f.GetActive().GetKey().GetAlloc() != "a" {
-		t.Errorf("first: %v", r)
-	}
-	e.register(t, instance("b"))
-	if r, f := next(); r.GetComplete() || f.GetActive().GetKey().GetAlloc() != "b" || f.GetHealthy() != 2 {
-		t.Errorf("a newer one: %v", r)
-	}
-	commit(t, e.log, func(v registry.View) registry.Change {
-		return registry.RemoveChange(v, time.Now(), instance("a").InstanceKey, instance("b").InstanceKey)
-	})
-	if r, f := next(); !f.GetGone() {
-		t.Errorf("none: %v", r)
-	}
-	e.release(registry.Errorf(registry.ErrUnavailable, "released"))
-	if _, err := stream.Recv(); status.Code(err) != codes.Unavailable {
-		t.Errorf("after the end: %v", err)
-	}
-}
-
-// The list is sent at once, even if it is empty, and again when it changes.
-func TestRestartsAreTheWholeList(t *testing.T) {
-	e := newEnv(t)
-	stream, err := pb.NewTasksClient(e.conn).Restarts(t.Context(), &pb.RestartsRequest{})
-	must(t, err)
-	for _, want := range []int{0, 1, 0} {
-		r, err := stream.Recv()
-		must(t, err)
-		if len(r.GetRequests()) != want {
-			t.Errorf("%d requests, want %d", len(r.GetRequests()), want)
-		}
-		task := registry.Task{TaskKey: registry.TaskKey{Alloc: "a", Task: "t"}, Attempt: 1, Phase: registry.TaskRunning}
-		if want == 0 {
-			task.Restart = &registry.RestartRequest{Attempt: 1}
-		}
-		put(t, e.log, task)
-	}
 }
 
 // A page ends at pageSize records or pageBytes. A change between two pages neither hides nor repeats a record.

@@ -136,6 +136,25 @@ func TestListsWaitForTheirRecords(t *testing.T) {
 	}
 }
 
+// A list of plugins also has tasks, so a restart request answers it.
+func TestListOfPluginsWaitsForTasks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, log, _ := newBlocking(t)
+		put(t, log, registry.Task{})
+		page := &pb.Page{MinIndex: uint64(s.active.Load().Notifier.Index())}
+		began, answered := time.Now(), make(chan error)
+		go func() {
+			_, err := (&plugins{s: s}).List(t.Context(), &pb.ListPluginsRequest{Page: page})
+			answered <- err
+		}()
+		synctest.Wait()
+		put(t, log, registry.Task{Restart: &registry.RestartRequest{}})
+		if err := <-answered; err != nil || time.Since(began) > 0 {
+			t.Errorf("%v after %v", err, time.Since(began))
+		}
+	})
+}
+
 // One commit answers a thousand waiting calls. A call whose caller or shim is gone leaves no waiter.
 func TestManyListsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -265,24 +265,3 @@ func (a *Active) whileActive(ctx context.Context) (context.Context, context.Canc
 	stop := context.AfterFunc(a.Context, func() { cancel(context.Cause(a.Context)) })
 	return ctx, func() { stop(); cancel(nil) }
 }
-
-// onChange calls send at once, and again whenever instances or tasks may have changed. It does so until the caller
-// gives up or the shim is not active any more.
-func (s *Server) onChange(
-	ctx context.Context, req interface{ GetCall() *pb.Call },
-	send func(ctx context.Context, a *Active, first bool) error,
-) error {
-	a, err := s.activeFor(req)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := a.whileActive(ctx)
-	defer cancel()
-	for first := true; err == nil; first = false {
-		seen := a.Notifier.Index()
-		if err = send(ctx, a, first); err == nil {
-			err = a.Notifier.Wait(ctx, seen, registry.BucketInstances, registry.BucketTasks)
-		}
-	}
-	return wire.Status(err)
-}

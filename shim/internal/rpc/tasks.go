@@ -2,9 +2,6 @@ package rpc
 
 import (
 	"context"
-	"slices"
-
-	"google.golang.org/grpc"
 
 	"holdfast/hooks"
 	pb "holdfast/proto/holdfast/v1"
@@ -77,25 +74,4 @@ func (t *tasks) report(
 		}
 		return record(ctx, a, call, k)
 	})
-}
-
-// Restarts sends the list of restarts at once, and again whenever it has changed.
-func (t *tasks) Restarts(req *pb.RestartsRequest, stream grpc.ServerStreamingServer[pb.RestartsReply]) error {
-	var last []registry.PendingRestart
-	return t.s.onChange(stream.Context(), req, func(ctx context.Context, a *Active, first bool) error {
-		list, at, err := a.Tasks.Restarts(ctx)
-		if err != nil || !first && slices.EqualFunc(last, list, sameRestart) {
-			return err
-		}
-		last = list
-		reply := &pb.RestartsReply{Answer: a.answer(at)}
-		for _, r := range list {
-			reply.Requests = append(reply.Requests, wire.RestartProto(r))
-		}
-		return stream.Send(reply)
-	})
-}
-
-func sameRestart(x, y registry.PendingRestart) bool {
-	return x.TaskKey == y.TaskKey && x.Attempt == y.Attempt
 }

@@ -406,17 +406,3 @@ func (t *Tasks) Plugins(
 	})
 	return list, at, err
 }
-
-// Restarts lists the restart requests of the newest attempts. at is the index of the answer.
-func (t *Tasks) Restarts(ctx context.Context) (list []registry.PendingRestart, at registry.Seq, err error) {
-	err = t.state.View(ctx, func(v registry.View) error {
-		at = v.Index()
-		for _, task := range v.Tasks() {
-			if restartAsked(task) {
-				list = append(list, registry.PendingRestart{TaskKey: task.TaskKey, RestartRequest: *task.Restart})
-			}
-		}
-		return nil
-	})
-	return list, at, err
-}

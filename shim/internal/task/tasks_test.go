@@ -226,12 +226,12 @@ func TestSupervisionAndRestartRequestsSurviveTheShim(t *testing.T) {
 		ts, _ = h.tasks()
 		synctest.Wait()
 		h.want(t, "supervise a/t 1", "stop a/t 1", "supervise a/t 1")
-		if list, _, _ := ts.Restarts(t.Context()); len(list) != 1 || list[0].TaskKey != taskA ||
-			list[0].Cause != registry.CauseStartTimeout {
-			t.Errorf("restarts: %+v", list)
+		if list, _, _ := ts.Plugins(t.Context(), ""); len(list) != 1 || list[0].TaskKey != taskA ||
+			list[0].Restart == nil || list[0].Restart.Cause != registry.CauseStartTimeout {
+			t.Errorf("no restart is requested: %+v", list)
 		}
 		start(t, ts, "a", 2)
-		if list, _, _ := ts.Restarts(t.Context()); len(list) != 0 {
+		if list, _, _ := ts.Plugins(t.Context(), ""); len(list) != 1 || list[0].Restart != nil {
 			t.Errorf("a request of an ended attempt stands: %+v", list)
 		}
 	})
