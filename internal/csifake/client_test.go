@@ -92,12 +92,6 @@ func (c *client) stage(ctx context.Context, id string, p places) error {
 	return err
 }
 
-func (c *client) publish(ctx context.Context, id string, p places) error {
-	_, err := c.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: p.staging,
-		TargetPath: p.target, VolumeCapability: writer()})
-	return err
-}
-
 func (c *client) unpublish(ctx context.Context, id string, p places) error {
 	_, err := c.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: p.target})
 	return err

@@ -6,10 +6,7 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
-
-	"holdfast/internal/csifake/journal"
 )
 
 // needMounts skips the test if the kernel does not let this process mount. For root that is an error.
@@ -26,12 +23,6 @@ func needMounts(t *testing.T) {
 	must(t, err)
 }
 
-func mounted(t *testing.T, path string) bool {
-	t.Helper()
-	m, err := mountinfo.Mounted(path)
-	return err == nil && m
-}
-
 // cleanMounts removes all mounts, even if the test fails in the middle.
 func cleanMounts(t *testing.T, at places) {
 	t.Cleanup(func() {
@@ -41,33 +32,6 @@ func cleanMounts(t *testing.T, at places) {
 			}
 		}
 	})
-}
-
-// Stage and publish appear in the mount table and give access to the data. Afterwards both mounts are gone.
-func TestStageAndPublishAreMounts(t *testing.T) {
-	needMounts(t)
-	for name, data := range map[string]string{"tmpfs": "", "directory": t.TempDir()} {
-		t.Run(name, func(t *testing.T) {
-			path := NewJournal(t, journal.Options{Settled: true})
-			at := newPaths(t)
-			cleanMounts(t, at)
-			_, c := start(t, Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}, Mounts: true, DataDir: data})
-			ctx := t.Context()
-			must(t, c.stage(ctx, "v/1", at), c.stage(ctx, "v/1", at), c.publish(ctx, "v/1", at),
-				c.publish(ctx, "v/1", at))
-			if !mounted(t, at.staging) || !mounted(t, at.target) {
-				t.Fatal("stage or publish is not in the mount table")
-			}
-			must(t, os.WriteFile(filepath.Join(at.target, "file"), []byte("data"), 0o600))
-			if b, err := os.ReadFile(filepath.Join(at.staging, "file")); err != nil || string(b) != "data" {
-				t.Errorf("the staging path has %q, %v", b, err)
-			}
-			must(t, c.unpublish(ctx, "v/1", at), c.unstage(ctx, "v/1", at))
-			if mounted(t, at.staging) || mounted(t, at.target) {
-				t.Error("a mount is left behind")
-			}
-		})
-	}
 }
 
 // The mount is as requested. A plugin may put a file where a device must be.

@@ -3,9 +3,7 @@ package csifake
 import (
 	"context"
 	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -13,54 +11,6 @@ import (
 
 	"holdfast/internal/csifake/journal"
 )
-
-// TestFakeServesAVolumeFromCreationToDeletion runs the life of a volume over the socket. The paths, the backend and the
-// journal must agree.
-func TestFakeServesAVolumeFromCreationToDeletion(t *testing.T) {
-	path := NewJournal(t, journal.Options{Settled: true, Strict: true})
-	fake, c := start(t, Config{Journal: path, Caps: AllCaps,
-		PublishContext: map[string]string{"big": strings.Repeat("x", 4000)}})
-	at := newPaths(t)
-	id := c.publishNew("one", at)
-	if _, err := os.Stat(at.target); err != nil {
-		t.Errorf("the plugin has not made the target: %v", err)
-	}
-	used, err := fake.Backend().Volumes()
-	must(t, err)
-	if u := used[id]; !slices.Equal(u.Published["node-1"], []string{at.target}) || u.Staged["node-1"] != at.staging ||
-		!slices.Equal(u.Attached, []string{"node-1"}) {
-		t.Errorf("the backend has %+v", u)
-	}
-	_, err = c.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "another"})
-	must(t, err)
-	c.deletePublished(id, at)
-	if _, err := os.Lstat(at.target); !os.IsNotExist(err) {
-		t.Errorf("the target is still there: %v", err)
-	}
-	if used, _ := fake.Backend().Volumes(); len(used) != 0 {
-		t.Errorf("the backend still has %v", used)
-	}
-	text, err := os.ReadFile(path)
-	must(t, err)
-	if strings.Contains(string(text), "canary") || !strings.Contains(string(text), `"secret_keys":["token"]`) {
-		t.Errorf("the journal has a secret, or not its key:\n%s", text)
-	}
-}
-
-// The mistakes of a client are also found over a real socket.
-func TestCheckFindsABadClientOverASocket(t *testing.T) {
-	fake, c := start(t, Config{Caps: []string{"STAGE_UNSTAGE", "PUBLISH_UNPUBLISH"}})
-	at := newPaths(t)
-	must(t, os.Remove(at.staging))
-	must(t, c.stage(t.Context(), "v1", at)) // not attached, no staging directory
-	must(t, os.Mkdir(at.target, 0o700))
-	must(t, c.publish(t.Context(), "v1", at)) // the target exists already
-	everywhere := &csi.ControllerUnpublishVolumeRequest{VolumeId: "v1"}
-	_, err := c.ControllerUnpublishVolume(t.Context(), everywhere)
-	must(t, err)
-	must(t, c.unstage(t.Context(), "v1", at)) // still published
-	wantRules(t, fake, journal.Options{}, "R2", "R9", "R11", "R14", "R4")
-}
 
 // Two calls for one volume at the same time are recorded, and the second is refused.
 func TestSecondCallForAVolumeIsAborted(t *testing.T) {
@@ -161,24 +111,6 @@ func TestEachActionDecidesAnswerAndEffect(t *testing.T) {
 	}
 }
 
-// A kill within the process leaves the same state as a killed process, and the plugin can be started again.
-func TestKilledFakeLeavesSocketAndState(t *testing.T) {
-	path := NewJournal(t, journal.Options{Settled: true, Strict: true})
-	fake, c := start(t, Config{Journal: path, Caps: []string{"STAGE_UNSTAGE"}})
-	at := newPaths(t)
-	fake.On("NodeStageVolume").After().Crash()
-	wantCode(t, c.stage(t.Context(), "v1", at), "UNAVAILABLE")
-	if _, err := os.Lstat(fake.Socket()); err != nil {
-		t.Errorf("a killed plugin cannot remove its socket: %v", err)
-	}
-	again := Start(t, fake.Config())
-	c = dial(t, "unix:"+again.Socket())
-	must(t, c.stage(t.Context(), "v1", at), c.publish(t.Context(), "v1", at),
-		c.unpublish(t.Context(), "v1", at), c.unstage(t.Context(), "v1", at))
-	again.Stop()
-	linesOf(t, path, func(l []journal.Line) bool { return count(l, journal.Stop, "") == 2 })
-}
-
 // Every capability is announced by its service, even one that no CSI version defines.
 func TestCapabilitiesAreAnnouncedByTheirService(t *testing.T) {
 	fake, c := start(t, Config{Caps: []string{"99", "node/EXPAND_VOLUME", "CREATE_DELETE", "expansion/ONLINE",
@@ -220,37 +152,4 @@ func TestNodePluginServesNoController(t *testing.T) {
 	if calls[0].Role != "controller" || calls[0].Peer != os.Getpid() {
 		t.Errorf("the journal has %+v", calls[0])
 	}
-}
-
-// A controller and a node with one backend and one journal act as one plugin.
-func TestTwoPluginsShareJournalAndBackend(t *testing.T) {
-	path, backend := filepath.Join(t.TempDir(), "journal.jsonl"), NewBackend(filepath.Join(t.TempDir(), "state.json"))
-	ctl := Start(t, Config{Role: Controller, Journal: path, Backend: backend,
-		Caps: []string{"CREATE_DELETE", "PUBLISH_UNPUBLISH"}})
-	node := Start(t, Config{Role: Node, Journal: path, Backend: NewBackend(backend.path),
-		Caps: []string{"STAGE_UNSTAGE"}})
-	c, n, at, ctx := dial(t, "unix:"+ctl.Socket()), dial(t, "unix:"+node.Socket()), newPaths(t), t.Context()
-	_, err := c.GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
-	must(t, err)
-	_, err = c.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
-	must(t, err)
-	_, err = n.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
-	must(t, err)
-	info, err := n.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
-	must(t, err)
-	made := c.create("one")
-	id, vc := made.GetVolumeId(), made.GetVolumeContext()
-	attached, err := c.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: id,
-		NodeId: info.GetNodeId(), VolumeCapability: writer(), VolumeContext: vc})
-	must(t, err)
-	_, err = n.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: at.staging,
-		VolumeCapability: writer(), VolumeContext: vc, PublishContext: attached.GetPublishContext()})
-	must(t, err)
-	_, err = c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
-	wantCode(t, err, "FAILED_PRECONDITION") // the controller sees what the node did
-	must(t, n.unstage(ctx, id, at))
-	_, err = c.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: id,
-		NodeId: info.GetNodeId()})
-	must(t, err)
-	wantRules(t, ctl, journal.Options{Settled: true}, "R4", "R4") // the early DeleteVolume, attached and staged
 }

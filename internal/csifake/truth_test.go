@@ -1,7 +1,9 @@
 package csifake
 
 import (
+	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -170,31 +172,13 @@ func TestVolumeOutsideTheTopologyIsAViolation(t *testing.T) {
 	wantRules(t, fake, journal.Options{}, "R26")
 }
 
-// An inline volume is published without having been created, attached or staged. It is deleted with its last unpublish.
-func TestInlineVolumeExistsWhilePublished(t *testing.T) {
+// A volume that was never created is published only if its context says that it is an inline volume.
+func TestOnlyAnInlineVolumeIsPublishedUncreated(t *testing.T) {
 	fake, c := start(t, Config{Caps: AllCaps})
-	one, two := newPaths(t), newPaths(t)
-	publish := func(at places, context map[string]string) error {
-		_, err := c.NodePublishVolume(t.Context(),
-			&csi.NodePublishVolumeRequest{VolumeId: "inline-1", TargetPath: at.target,
-				VolumeCapability: writer(), VolumeContext: context})
-		return err
-	}
-	inlined := map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": "1"}
-	must(t, publish(one, inlined), publish(one, inlined))
-	used, err := fake.Backend().Volumes()
-	must(t, err)
-	if !slices.Equal(used["inline-1"].Published["node-1"], []string{one.target}) {
-		t.Errorf("the backend has %v", used)
-	}
-	must(t, c.unpublish(t.Context(), "inline-1", one))
-	if used, _ := fake.Backend().Volumes(); len(used) != 0 {
-		t.Errorf("the backend still has %v", used)
-	}
-	wantCode(t, c.unpublish(t.Context(), "inline-1", one), "NOT_FOUND")
-	wantLegal(t, fake)
-	// this is not an inline volume
-	wantCode(t, publish(two, map[string]string{"csi.storage.k8s.io/ephemeral": "false"}), "NOT_FOUND")
+	_, err := c.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{VolumeId: "inline-1",
+		TargetPath: newPaths(t).target, VolumeCapability: writer(),
+		VolumeContext: map[string]string{"csi.storage.k8s.io/ephemeral": "false"}})
+	wantCode(t, err, "NOT_FOUND")
 	if found := fake.Check(journal.Options{}); len(found) == 0 {
 		t.Error("a volume that was never staged is published, and the check reports nothing")
 	}
@@ -211,7 +195,7 @@ func TestJournalHasTheRequestsAsSent(t *testing.T) {
 	grouped.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
 	_, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: long,
 		VolumeCapabilities: []*csi.VolumeCapability{grouped},
-		Parameters:         map[string]string{"k": string(make([]byte, 4096))}, Secrets: map[string]string{"a b": "s"},
+		Parameters:         map[string]string{"k": string(make([]byte, 4096))}, Secrets: map[string]string{"a b": "canary"},
 		AccessibilityRequirements: &csi.TopologyRequirement{}})
 	must(t, err)
 	_, err = c.ListVolumes(ctx, &csi.ListVolumesRequest{StartingToken: "nonsense"})
@@ -227,5 +211,10 @@ func TestJournalHasTheRequestsAsSent(t *testing.T) {
 	must(t, err)
 	if !calls[0].MountGroup || !calls[0].Topology {
 		t.Errorf("the journal has %+v", calls[0])
+	}
+	text, err := os.ReadFile(fake.Journal())
+	must(t, err)
+	if strings.Contains(string(text), "canary") {
+		t.Errorf("the journal has a secret:\n%s", text)
 	}
 }
