@@ -174,44 +174,6 @@ func TestNextExecutorEndsCallsWithoutACaller(t *testing.T) {
 	}
 }
 
-// TestExecutorIsHandedOver stops the plugin of the executor: the next node makes calls at once, without the end of a
-// lease. A swap of the shim hands nothing over.
-func TestExecutorIsHandedOver(t *testing.T) {
-	t.Parallel()
-	nodes := newCluster(t, 2, nil, allCaps...)
-	a, b := nodes[0], nodes[1]
-	pa := a.addPlugin("plugin-a", csifake.Monolith)
-	a.must(a.create("vol-1"))
-	pb := b.addPlugin("plugin-b", csifake.Monolith)
-	for i := range 3 {
-		a.swap()
-		a.must(b.create(swapped(i)))
-	}
-	if n := executorEvents(t, a); n != 1 {
-		t.Errorf("%d nodes became the executor during swaps", n)
-	}
-	a.stopPlugin(pa)
-	a.must(a.create("vol-2"))
-	for _, v := range []string{"vol-1", "vol-2", swapped(0), swapped(1), swapped(2)} {
-		a.must(a.delete(v))
-	}
-	b.stopPlugin(pb)
-}
-
-func swapped(i int) string { return "swapped-" + string(rune('0'+i)) }
-
-// executorEvents counts how often a node became the executor.
-func executorEvents(t *testing.T, e *env) (n int) {
-	t.Helper()
-	e.eventsUntil(func(event host.Event) bool {
-		if event.Kind == "executor" {
-			n++
-		}
-		return event.Kind == "volume created" && string(event.Volume.ID) == swapped(2)
-	})
-	return n
-}
-
 // TestInterruptedAttachIsSettled kills the executor's shim in the middle of an attach for one node while another node
 // waits to attach the same volume. Whichever call the next shim carries out first, both nodes get the volume.
 func TestInterruptedAttachIsSettled(t *testing.T) {

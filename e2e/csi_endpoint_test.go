@@ -144,62 +144,6 @@ func (v *csiVolume) life(ctx context.Context) error {
 	return nil
 }
 
-// Clients of an endpoint use volumes while shims are swapped and killed. Each call succeeds, and the plugin gets legal
-// calls only.
-func TestEndpointClientsNoticeNoSwap(t *testing.T) {
-	t.Parallel()
-	e := newEnv(t, allCaps...)
-	plugin := e.addPlugin("alloc-p", csifake.Monolith)
-	conn, stop := e.serveCSI()
-	stopped, end := context.WithCancel(t.Context())
-	var clients sync.WaitGroup
-	var mu sync.Mutex
-	done := map[int]int{} // volumes, by client
-	for client := range 4 {
-		clients.Go(func() {
-			for n := 0; stopped.Err() == nil; n++ {
-				v := newCSIVolume(conn, fmt.Sprintf("c%d-%d", client, n), filepath.Join(e.dir, "clients"))
-				if err := v.life(e.ctx()); err != nil {
-					t.Error(err)
-					return
-				}
-				mu.Lock()
-				done[client]++
-				mu.Unlock()
-			}
-		})
-	}
-	// progress waits until each client has used two more volumes, one of them from its beginning.
-	progress := func() {
-		was := map[int]int{}
-		mu.Lock()
-		for client := range 4 {
-			was[client] = done[client]
-		}
-		mu.Unlock()
-		e.waitUntil("each client continues", func() bool {
-			mu.Lock()
-			defer mu.Unlock()
-			for client := range 4 {
-				if done[client] < was[client]+2 && !t.Failed() {
-					return false
-				}
-			}
-			return true
-		})
-	}
-	swap := func() { e.swap() }
-	for _, disturb := range []func(){swap, e.replaceShimByKill, swap, e.replaceShimByKill, swap} {
-		progress()
-		disturb()
-	}
-	progress()
-	end()
-	clients.Wait()
-	stop()
-	e.stopPlugin(plugin)
-}
-
 // A volume belongs to Holdfast or to clients of the endpoint.
 func TestEndpointAndHoldfastExcludeEachOther(t *testing.T) {
 	t.Parallel()

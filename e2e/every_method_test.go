@@ -328,7 +328,9 @@ func (tr *traffic) startAll() {
 	tr.repeat(func(n int) { tr.snapshotLife(fmt.Sprintf("snap-%d", n)) })
 	tr.repeat(func(n int) { tr.groupLife(fmt.Sprintf("group-%d", n)) })
 	conn, _ := tr.serveCSI()
-	tr.repeat(func(n int) { tr.clientLife(conn, fmt.Sprintf("client-%d", n)) })
+	for i := range 2 {
+		tr.repeat(func(n int) { tr.clientLife(conn, fmt.Sprintf("client-%d-%d", i, n)) })
+	}
 	tr.repeat(func(n int) { tr.forcedLife(fmt.Sprintf("forced-%d", n)) })
 	tr.repeat(tr.detachLost)
 	tr.repeat(tr.readAll)

@@ -195,8 +195,8 @@ func TestJournalHasTheRequestsAsSent(t *testing.T) {
 	grouped.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
 	_, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: long,
 		VolumeCapabilities: []*csi.VolumeCapability{grouped},
-		Parameters:         map[string]string{"k": string(make([]byte, 4096))}, Secrets: map[string]string{"a b": "canary"},
-		AccessibilityRequirements: &csi.TopologyRequirement{}})
+		Parameters:         map[string]string{"k": string(make([]byte, 4096))},
+		Secrets:            map[string]string{"a b": "canary"}, AccessibilityRequirements: &csi.TopologyRequirement{}})
 	must(t, err)
 	_, err = c.ListVolumes(ctx, &csi.ListVolumesRequest{StartingToken: "nonsense"})
 	wantCode(t, err, "ABORTED")

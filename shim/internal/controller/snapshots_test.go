@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -327,9 +328,21 @@ func TestSnapshotIsFinishedAfterADeath(t *testing.T) {
 			d.plugin.answers = nil
 			return d.Delete(ctx, call, snapName)
 		}, []scriptedAnswer{{}}, "", "DeleteSnapshot snap-1"},
+		"group creating": {func(d *snapshotDesk, ctx context.Context) error {
+			return errOf(d.Create(ctx, call, groupSpec))
+		}, []scriptedAnswer{groupAnswer(func(g *csi.GroupSnapshot) { g.Ready = false }), groupAnswer(nil)},
+			registry.SnapshotReady, createGroup},
+		"group deleting": {func(d *snapshotDesk, ctx context.Context) error {
+			d.plugin.answers = []scriptedAnswer{groupAnswer(nil)}
+			if _, err := d.Create(ctx, call, groupSpec); err != nil {
+				return err
+			}
+			d.plugin.answers = nil
+			return d.DeleteGroup(ctx, call, groupName)
+		}, []scriptedAnswer{{}}, "", deleteGroup},
 	} {
 		runInBubble(t, name, func(t *testing.T) {
-			d := openSnapshots(t, of(registry.CreateSnapshot))
+			d := openGroup(t, of(registry.CreateSnapshot, registry.GroupSnapshots))
 			dying, die := context.WithCancel(t.Context())
 			left := make(chan error)
 			go func() { left <- c.begin(d, dying) }()
@@ -350,8 +363,9 @@ func TestSnapshotIsFinishedAfterADeath(t *testing.T) {
 			synctest.Wait()
 			stop()
 			<-ran
-			if d.state().State != c.state || d.plugin.journal[0] != c.call || was != c.call {
-				t.Errorf("%+v, %q after %q", d.state(), d.plugin.journal, was)
+			state := cmp.Or(d.state().State, d.group().State)
+			if state != c.state || d.plugin.journal[0] != c.call || was != c.call {
+				t.Errorf("%q, %q after %q", state, d.plugin.journal, was)
 			}
 		})
 	}

@@ -19,7 +19,6 @@ import (
 	"holdfast/hooks"
 	"holdfast/internal/mount"
 	"holdfast/internal/mount/mounttest"
-	pb "holdfast/proto/holdfast/v1"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/store"
@@ -335,40 +334,4 @@ func listing(t *testing.T, dir string) (names []string) {
 		names = append(names, e.Name())
 	}
 	return names
-}
-
-// A running shim examines and repairs. At its start it has only reported its findings and unmounted nothing.
-func TestRunningShimExaminesAndRepairs(t *testing.T) {
-	l := shared(t)
-	writeState(t, l.Database())
-	tmpfs(t, staged(l, "free"))
-	tmpfs(t, staged(l, "used"))
-	uses["working directory"](t, staged(l, "used"))
-	p := newProcess(t)
-	p.activate(l)
-	if len(mounted(t, l)) != 2 {
-		t.Fatalf("the start has changed what is mounted: %v", mounted(t, l))
-	}
-	reported := 0
-	must(t, p.active.store.View(t.Context(), func(v registry.View) error {
-		events, _ := v.Events(0, 100)
-		for _, e := range events {
-			if e.Kind == registry.EventReconciled && strings.Contains(e.Detail, "not in any record") {
-				reported++
-			}
-		}
-		return nil
-	}))
-	if reported != 2 {
-		t.Errorf("%d mounts are reported", reported)
-	}
-	client := pb.NewControlClient(p.conn)
-	found, err := client.Doctor(t.Context(), &pb.DoctorRequest{Call: &pb.Call{}})
-	must(t, err)
-	repaired, err := client.Doctor(t.Context(), &pb.DoctorRequest{Call: &pb.Call{OperationId: "repair-1"}, Repair: true,
-		Digest: found.GetDigest()})
-	must(t, err)
-	if len(repaired.GetFindings()) != 2 || !maps.Equal(mounted(t, l), map[string]int{staged(l, "used"): 1}) {
-		t.Errorf("%v, mounted %v", repaired, mounted(t, l))
-	}
 }

@@ -43,8 +43,7 @@
 // cannot read the file. No migration drops a place at the commit of a swap, because the host keeps the previous binary
 // and must be able to swap back to it.
 //
-// TestForm and TestNextReleaseIsRead hold this, and so do TestEndpointMoves and TestGoldens in the next release
-// (package nextrelease).
+// TestForm holds this, and so do TestEndpointMoves and TestGoldens in the next release (package nextrelease).
 //
 // # How the file is verified
 //

@@ -342,6 +342,10 @@ func TestSchemaIsMigratedUpAndReadDown(t *testing.T) {
 		if got := string(get(tx, "later", []byte("key"))); got != `{"of":"later"}` || len(onDisk(t, path)) != 2 {
 			t.Errorf("after ten swaps: %q, %v", got, onDisk(t, path))
 		}
+		var w window
+		if getMeta(tx, metaSchema, &w); w != (window{Newest, Oldest}) {
+			t.Errorf("the file's window is %v", w)
+		}
 	})
 }
 
