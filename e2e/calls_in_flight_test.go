@@ -28,59 +28,62 @@ type heldCall struct {
 	next   func(plugin *csifake.Plugin) // has the plugin stop in the next call
 }
 
-// inTheMiddleOfEachCall runs a scenario and calls disturb while the plugin is in the middle of each mutating call,
-// before or after its effect. disturb calls next, then opens the gate. Each call must succeed and must have been sent
-// at least twice, with the same fields.
+// heldScenario is a scenario, and the calls of it in whose middle a plugin stops.
+type heldScenario struct {
+	rpcs []string
+	run  func(*env) error
+}
+
+var heldScenarios = map[string]heldScenario{
+	"volume": {slices.Insert(slices.Clone(mutatingCalls), 6, "ControllerModifyVolume", "CreateSnapshot",
+		"DeleteSnapshot", "CreateVolumeGroupSnapshot", "DeleteVolumeGroupSnapshot"), (*env).scenario},
+	"job":   {[]string{"CreateVolume", "ControllerModifyVolume", "DeleteVolume"}, (*env).jobScenario},
+	"adopt": {[]string{"ControllerGetVolume", "ValidateVolumeCapabilities"}, (*env).adoptScenario},
+}
+
+// inTheMiddleOfEachCall runs each scenario, with the plugin stopped before or after the effect of the calls.
 func inTheMiddleOfEachCall(t *testing.T, disturb func(h *heldCall)) {
-	scenarios := map[string]struct {
-		rpcs []string
-		caps []string // besides the usual ones
-		run  func(*env) error
-	}{
-		"volume": {slices.Insert(slices.Clone(mutatingCalls), 6, "ControllerModifyVolume", "CreateSnapshot",
-			"DeleteSnapshot"),
-			nil, (*env).scenario},
-		"group": {[]string{"CreateVolumeGroupSnapshot", "DeleteVolumeGroupSnapshot"}, groupCaps, (*env).scenario},
-		"job":   {[]string{"CreateVolume", "ControllerModifyVolume", "DeleteVolume"}, nil, (*env).jobScenario},
-		"adopt": {[]string{"ControllerGetVolume", "ValidateVolumeCapabilities"}, []string{"GET_VOLUME"},
-			(*env).adoptScenario},
-	}
-	for _, when := range []string{"before", "after"} {
-		for name, c := range scenarios {
-			t.Run(name+"/"+when, func(t *testing.T) {
+	for _, when := range []csifake.Moment{csifake.Before, csifake.After} {
+		for name, c := range heldScenarios {
+			t.Run(fmt.Sprint(name, "/", when), func(t *testing.T) {
 				t.Parallel()
-				rpcs := c.rpcs
-				caps := slices.Concat([]string{"CREATE_DELETE_SNAPSHOT", "MODIFY_VOLUME"}, expandCaps, c.caps)
-				h := &heldCall{env: newEnv(t, caps...)}
-				h.plugin = h.addPlugin("alloc-p", csifake.Monolith)
-				hold := func(p *csifake.Plugin, rpc string) {
-					rule := p.On(rpc).Times(1)
-					if when == "after" {
-						rule = rule.After()
-					}
-					h.gate = rule.Hold()
-				}
-				hold(h.plugin.Plugin, rpcs[0])
-				done := background(func() error { return c.run(h.env) })
-				for i, rpc := range rpcs {
-					t.Log("in the middle of", rpc)
-					h.waitHeld(h.gate, done)
-					h.next = func(p *csifake.Plugin) {
-						if i+1 < len(rpcs) {
-							hold(p, rpcs[i+1])
-						}
-					}
-					disturb(h)
-				}
-				h.gate.Open()
-				h.must(h.result("the scenario", done))
-				for _, rpc := range rpcs {
-					h.wantOneRequest(rpc, 2)
-				}
-				h.stopPlugin(h.plugin)
+				c.inTheMiddle(t, when, disturb)
 			})
 		}
 	}
+}
+
+// inTheMiddle runs the scenario and calls disturb while the plugin is in the middle of each call. disturb calls next,
+// then opens the gate. Each call must succeed and must have been sent at least twice, with the same fields.
+func (c heldScenario) inTheMiddle(t *testing.T, when csifake.Moment, disturb func(h *heldCall)) {
+	caps := slices.Concat([]string{"CREATE_DELETE_SNAPSHOT", "MODIFY_VOLUME", "GET_VOLUME"}, expandCaps, groupCaps)
+	h := &heldCall{env: newEnv(t, caps...)}
+	h.plugin = h.addPlugin("alloc-p", csifake.Monolith)
+	hold := func(p *csifake.Plugin, rpc string) {
+		rule := p.On(rpc).Times(1)
+		if when == csifake.After {
+			rule = rule.After()
+		}
+		h.gate = rule.Hold()
+	}
+	hold(h.plugin.Plugin, c.rpcs[0])
+	done := background(func() error { return c.run(h.env) })
+	for i, rpc := range c.rpcs {
+		t.Log("in the middle of", rpc)
+		h.waitHeld(h.gate, done)
+		h.next = func(p *csifake.Plugin) {
+			if i+1 < len(c.rpcs) {
+				hold(p, c.rpcs[i+1])
+			}
+		}
+		disturb(h)
+	}
+	h.gate.Open()
+	h.must(h.result("the scenario", done))
+	for _, rpc := range c.rpcs {
+		h.wantOneRequest(rpc, 2)
+	}
+	h.stopPlugin(h.plugin)
 }
 
 // The shim is killed in the middle of each call. The caller gets what it asked for, the claim does not change, and
@@ -111,11 +114,11 @@ func TestPluginKilledInTheMiddle(t *testing.T) {
 }
 
 // The shim is replaced in the middle of each call. The swap does not wait for the call, the next shim sends it again,
-// and no mount changes.
+// and no mount changes. For a shim, a call looks the same before and after its effect.
 func TestLongCallsSurvive(t *testing.T) {
 	// more than the steps take on a slow machine, less than a step waits for a call by the budget, which is waitLimit
 	const noWait = waitLimit / 8
-	inTheMiddleOfEachCall(t, func(h *heldCall) {
+	heldScenarios["volume"].inTheMiddle(t, csifake.Before, func(h *heldCall) {
 		gate := h.gate
 		h.next(h.plugin.Plugin)
 		time.Sleep(50 * time.Millisecond) // a swap waits for shorter calls

@@ -248,7 +248,11 @@ func (e *env) scenario() error {
 		}
 	}
 	if slices.Contains(e.caps, "GROUP_CONTROLLER_SERVICE") {
-		if err := e.groupScenario(); err != nil {
+		spec := host.SnapshotSpec{Namespace: "default", ID: "group", Volumes: []host.VolumeID{"vol"}}
+		if _, err := e.host.CreateGroupSnapshot(e.ctx(), spec); err != nil {
+			return err
+		}
+		if err := e.host.DeleteGroupSnapshot(e.ctx(), spec.SnapshotName()); err != nil {
 			return err
 		}
 	}
@@ -305,21 +309,6 @@ func (e *env) adoptScenario() error {
 		err = fmt.Errorf("the volume was adopted as %+v", v.Volume)
 	}
 	return errors.Join(err, e.delete("vol"))
-}
-
-// groupScenario is the life of a group snapshot of the volume "vol" and another one.
-func (e *env) groupScenario() error {
-	if err := e.create("vol-2"); err != nil {
-		return err
-	}
-	spec := host.SnapshotSpec{Namespace: "default", ID: "group", Volumes: []host.VolumeID{"vol", "vol-2"}}
-	if _, err := e.host.CreateGroupSnapshot(e.ctx(), spec); err != nil {
-		return err
-	}
-	if err := e.host.DeleteGroupSnapshot(e.ctx(), spec.SnapshotName()); err != nil {
-		return err
-	}
-	return e.delete("vol-2")
 }
 
 // expand expands a volume in use, and returns an error unless it has the size on its node, too.
