@@ -285,7 +285,8 @@ func (a *agentEnv) waitLines() {
 }
 
 // An agent that has lost its records refuses to start while a writer runs. With --recover=adopt it touches neither
-// writer, plugin nor volume.
+// writer, plugin nor volume. With --recover=stop the writer is stopped and its volume released before its plugin ends,
+// as the journal shows.
 func TestWriterSurvivesLossOfAgentRecords(t *testing.T) {
 	a := newAgentEnv(t)
 	before := a.startWriter()
@@ -305,16 +306,6 @@ func TestWriterSurvivesLossOfAgentRecords(t *testing.T) {
 	if now := a.snapshot("fake", "writer"); now != before {
 		t.Errorf("what runs was touched:\n%+v\nand now\n%+v", before, now)
 	}
-	a.checkLines()
-	a.must(a.stopJob("writer"))
-	a.must(a.delete("kept"))
-	a.must(a.stopJob("fake"))
-}
-
-// With --recover=stop the writer is stopped and its volume released before its plugin ends, as the journal shows.
-func TestTasksOfLostRecordsAreStoppedInOrder(t *testing.T) {
-	a := newAgentEnv(t)
-	a.startWriter()
 	a.loseRecords(func(path string) error { return os.Truncate(path, 0) })
 	a.must(a.startAgent("--recover=stop"))
 	a.waitUntil("all is stopped", func() bool {
