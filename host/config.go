@@ -159,10 +159,14 @@ func makeDir(path string) (string, error) {
 	if err := unix.Lstat(path, &st); err != nil {
 		return "", &os.PathError{Op: "lstat", Path: path, Err: err}
 	}
+	advice := "chmod 700 it"
+	if int(st.Uid) != os.Geteuid() {
+		advice = fmt.Sprintf("chown it to uid %d, and %s", os.Geteuid(), advice)
+	}
 	if st.Mode&0o077 != 0 || int(st.Uid) != os.Geteuid() {
 		return "", registry.Errorf(registry.ErrDenied,
-			"%s belongs to uid %d and has mode %#o: it must be this user's alone; "+
-				"chown it, and chmod 0700 it", path, st.Uid, st.Mode&0o7777)
+			"%s belongs to uid %d and has mode %#o: it must be this user's alone; %s", path, st.Uid, st.Mode&0o7777,
+			advice)
 	}
 	return path, nil
 }

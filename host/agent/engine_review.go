@@ -176,7 +176,11 @@ func (m *EngineMount) Describe() string {
 	}
 	var list []string
 	for _, name := range slices.Sorted(maps.Keys(mounts)) {
-		list = append(list, fmt.Sprintf("%s holds %d mounts (see %s)", name, mounts[name],
+		noun := "mounts"
+		if mounts[name] == 1 {
+			noun = "mount"
+		}
+		list = append(list, fmt.Sprintf("%s holds %d %s (see %s)", name, mounts[name], noun,
 			listContainers(name, m.Volume)))
 	}
 	return strings.Join(list, ", and ")

@@ -89,6 +89,9 @@ func openLedger(path string) (*ledger, error) {
 	case errors.Is(err, registry.ErrDamaged):
 		return nil, err
 	case err != nil:
+		if _, named := errors.AsType[*os.PathError](err); named {
+			return nil, err
+		}
 		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
 	if err := createBuckets(db); err != nil {

@@ -129,3 +129,13 @@ func TestStatusAnswersWhileTheDiskHangs(t *testing.T) {
 		e.hasCount("start ", 2)
 	})
 }
+
+func TestErrorOfTheLedgerNamesItsFileOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "loop")
+	if err := os.Symlink(path, path); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openLedger(path); err == nil || strings.Count(err.Error(), path) != 1 {
+		t.Errorf("%v", err)
+	}
+}
