@@ -37,7 +37,8 @@ Exit codes:
   0  no inconsistencies found
   1  inconsistencies found
   2  usage error
-  3  no agent at --address, or no access to it
+  3  no agent at --address though one runs or the state directory is not given,
+     or no access to it
   4  inspection or repair failed
   5  no inconsistencies found, but the inspection is incomplete: see the
      "unseen" findings, or "unexamined" with --json
@@ -77,13 +78,15 @@ func openDoctor(ctx context.Context, p *program, shim string) (doctor, error) {
 	case err == nil: // the agent has another state directory
 	case !errors.Is(err, control.ErrNoAgent), errors.Is(err, os.ErrPermission):
 		return doctor{}, err
-	case p.state == "" && p.address != "": // the state directory is not known
-		return doctor{}, err
+	case p.address != "": // it is wrong if the state directory is not known, or its agent is running
+		if _, running := host.LockHolder(state); running || p.state == "" {
+			return doctor{}, err
+		}
 	}
 	binary, err := findShim(shim)
 	if err != nil {
-		return doctor{}, fmt.Errorf("no agent is running at %s, and the shim is needed to inspect its state: %w",
-			state, err)
+		return doctor{}, fmt.Errorf("no agent answers at %s, and the shim is needed to inspect %s: %w",
+			p.socket(), state, err)
 	}
 	call := func(ctx context.Context, r control.DoctorRequest) (host.Diagnosis, error) {
 		found, err := runShimDoctor(ctx, binary.Path, state, p.findRunDir(state, exists), r)
@@ -92,7 +95,7 @@ func openDoctor(ctx context.Context, p *program, shim string) (doctor, error) {
 		}
 		return found, err
 	}
-	return doctor{call, fmt.Sprintf("%s (no agent is running at %s)", binary.Path, state), ""}, nil
+	return doctor{call, fmt.Sprintf("%s, in %s (no agent answers at %s)", binary.Path, state, p.socket()), ""}, nil
 }
 
 // runShimDoctor runs the shim binary as a doctor.

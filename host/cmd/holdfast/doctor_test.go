@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"holdfast/hooks"
 	"holdfast/host"
 	"holdfast/registry"
 )
@@ -139,7 +140,8 @@ func TestDoctorWithoutAnAgent(t *testing.T) {
 	}
 }
 
-// With --address alone, doctor does not inspect the default state directory.
+// With --address alone, doctor does not inspect the default state directory. It does not inspect the state of an agent
+// that runs at another address.
 func TestDoctorInspectsOnlyTheNamedState(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("HOLDFAST_STATE_DIR", "")
@@ -148,6 +150,18 @@ func TestDoctorInspectsOnlyTheNamedState(t *testing.T) {
 	if got := run(args, io.Discard, &errs); got != exitNoAgent ||
 		!strings.Contains(errs.String(), "no agent is running") {
 		t.Errorf("%d: %s", got, errs.String())
+	}
+	lock := hooks.Layout{State: dir}.HostLock()
+	must(t, os.MkdirAll(filepath.Dir(lock), 0o700))
+	held, err := os.Create(lock)
+	must(t, err)
+	defer held.Close()
+	fmt.Fprint(held, os.Getpid())
+	errs.Reset()
+	if got := run(append(args, "--state-dir", dir), io.Discard, &errs); got != exitNoAgent ||
+		!strings.Contains(errs.String(), "none.sock") ||
+		!strings.Contains(errs.String(), "an agent is running: process") {
+		t.Errorf("at a wrong address: %d: %s", got, errs.String())
 	}
 	args = []string{"doctor", "--state-dir", dir, "--run-dir", dir, "--shim", "/no/such/shim"}
 	if got := run(args, io.Discard, &errs); got != exitInspect {
