@@ -26,7 +26,7 @@
 # API of the podman driver's engine
 # podman_engine = "unix:///run/podman/podman.sock"
 
-# directory for sockets (default /run/holdfast/<digest of the state directory's path>)
+# directory for sockets (default /run/holdfast/DIGEST, with a digest of the state directory's path)
 # run_dir = ""
 
 # shim binary (default holdfast-shim beside this program or in PATH)

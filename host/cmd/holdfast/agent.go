@@ -43,7 +43,7 @@ agent. With Type=notify, the agent tells systemd when it listens.`,
 			var err error
 			if config != "" {
 				e.cluster, places, err = readConfig(c, config)
-				if err = errors.Join(err, p.checkLevel(), checkDurations(c.Flags())); err != nil {
+				if err = errors.Join(err, p.checkLevel(), checkFlags(c.Flags())); err != nil {
 					return places.locate(err)
 				}
 			}

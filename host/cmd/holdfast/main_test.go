@@ -126,6 +126,7 @@ func volume() control.Volume {
 func uncertainVolume() control.Volume {
 	v := control.Volume{Volume: volume().Volume}
 	v.State, v.External, v.Source.Volume = registry.VolumeUncertain, "/buckets/data", "/buckets/other"
+	v.CloneID = "other"
 	v.Notices = []control.Notice{{Kind: control.NoticeUncertain, Summary: "volume data cannot be used",
 		Next: "nothing"}}
 	return v
@@ -235,34 +236,40 @@ func TestExitCodes(t *testing.T) {
 	must(t, os.WriteFile(bad, []byte("job \"x\" {}"), 0o600))
 	nobody := "--address=" + filepath.Join(dir, "agent.sock")
 	for line, want := range map[string]int{
-		"version":                           exitOK,
-		"--version":                         exitOK,
-		"--help":                            exitOK,
-		"nope":                              exitUsage,
-		"job nope":                          exitUsage,
-		"job stop":                          exitUsage,
-		"run":                               exitUsage,
-		"run --no-such-flag x":              exitUsage,
-		"--no-such-flag job status":         exitUsage,
-		"events --after=1x":                 exitUsage,
-		"run --var=x=1 " + bad:              exitUsage,
-		"run --var=x " + bad:                exitUsage,
-		"run --driver=docker " + bad:        exitUsage,
-		"run --log-level=loud " + bad:       exitUsage,
-		"run --stop-timeout=-5s " + bad:     exitUsage,
-		"volume list --wait=-1s " + nobody:  exitUsage,
-		"run /no/such/file":                 exitFailed,
-		"run --shim=/no/such/shim " + bad:   exitFailed,
-		"validate --shim=/no/such " + bad:   exitFailed,
-		"plugin status " + nobody:           exitNoAgent,
-		"job run " + nobody + " " + bad:     exitNoAgent,
-		"events --follow " + nobody:         exitNoAgent,
-		"alloc logs x y " + nobody:          exitNoAgent,
-		"shim status --json " + nobody:      exitNoAgent,
-		"volume delete x " + nobody:         exitNoAgent,
-		"plugin list --run-dir=" + dir:      exitNoAgent,
-		"volume list --state-dir=" + dir:    exitNoAgent,
-		"alloc status a b --run-dir=" + dir: exitUsage,
+		"version":                            exitOK,
+		"--version":                          exitOK,
+		"--help":                             exitOK,
+		"nope":                               exitUsage,
+		"job nope":                           exitUsage,
+		"job stop":                           exitUsage,
+		"run":                                exitUsage,
+		"run --no-such-flag x":               exitUsage,
+		"--no-such-flag job status":          exitUsage,
+		"events --after=1x":                  exitUsage,
+		"run --var=x=1 " + bad:               exitUsage,
+		"run --var=x " + bad:                 exitUsage,
+		"run --driver=docker " + bad:         exitUsage,
+		"run --log-level=loud " + bad:        exitUsage,
+		"run --stop-timeout=-5s " + bad:      exitUsage,
+		"volume list --wait=-1s " + nobody:   exitUsage,
+		"--state-dir= job status " + nobody:  exitUsage,
+		"--run-dir= job status " + nobody:    exitUsage,
+		"--address= job status":              exitUsage,
+		"doctor --shim= " + nobody:           exitUsage,
+		"job logs --tail=-1 x " + nobody:     exitUsage,
+		"volume expand x --size=0 " + nobody: exitUsage,
+		"run /no/such/file":                  exitFailed,
+		"run --shim=/no/such/shim " + bad:    exitFailed,
+		"validate --shim=/no/such " + bad:    exitFailed,
+		"plugin status " + nobody:            exitNoAgent,
+		"job run " + nobody + " " + bad:      exitNoAgent,
+		"events --follow " + nobody:          exitNoAgent,
+		"alloc logs x y " + nobody:           exitNoAgent,
+		"shim status --json " + nobody:       exitNoAgent,
+		"volume delete x " + nobody:          exitNoAgent,
+		"plugin list --run-dir=" + dir:       exitNoAgent,
+		"volume list --state-dir=" + dir:     exitNoAgent,
+		"alloc status a b --run-dir=" + dir:  exitUsage,
 	} {
 		var out, errs bytes.Buffer
 		if got := run(strings.Fields(line), &out, &errs); got != want {
@@ -275,6 +282,20 @@ func TestExitCodes(t *testing.T) {
 	}
 	if left, _ := filepath.Glob(filepath.Join(os.TempDir(), "holdfast-*", "agent")); len(left) > 0 {
 		t.Errorf("a run that failed left %v", left)
+	}
+}
+
+// The environment of a build is in no manual page.
+func TestManualPagesHaveTheDefaultsOfTheProgram(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("HOLDFAST_STATE_DIR", "/builder")
+	t.Setenv("HOLDFAST_ADDR", "/builder/agent.sock")
+	if code := run([]string{"docs", dir}, io.Discard, io.Discard); code != exitOK {
+		t.Fatalf("exit code %d", code)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "man1", "holdfast-job-run.1"))
+	if err != nil || strings.Contains(string(text), "/builder") || !strings.Contains(string(text), "/holdfast/DIGEST") {
+		t.Errorf("%s, %v", text, err)
 	}
 }
 

@@ -209,14 +209,14 @@ Exit codes:
 	root.SetVersionTemplate("holdfast {{.Version}}\n")
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
 		p.startTrace(c)
-		return errors.Join(p.checkLevel(), p.checkAddress(), checkDurations(c.Flags()))
+		return errors.Join(p.checkLevel(), p.checkAddress(), checkFlags(c.Flags()))
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagValueError(err)} })
 	flags := root.PersistentFlags()
 	flags.StringVar(&p.state, "state-dir", os.Getenv("HOLDFAST_STATE_DIR"),
 		"state directory (env HOLDFAST_STATE_DIR; default "+defaultState+"; run: a temporary directory)")
 	flags.StringVar(&p.run, "run-dir", "",
-		"directory for sockets (default /run/holdfast/<digest of the state directory's path>)")
+		"directory for sockets (default /run/holdfast/DIGEST, with a digest of the state directory's path)")
 	flags.StringVar(&p.address, "address", os.Getenv("HOLDFAST_ADDR"),
 		"control socket of the agent, a path or unix://PATH (env HOLDFAST_ADDR; default agent.sock in the run "+
 			"directory)")
@@ -328,9 +328,16 @@ func (p *program) checkLevel() error {
 	return nil
 }
 
-// checkDurations refuses negative durations.
-func checkDurations(flags *pflag.FlagSet) (err error) {
+// checkFlags refuses negative durations and numbers of lines, and paths that are given and empty.
+func checkFlags(flags *pflag.FlagSet) (err error) {
+	paths := []string{"state-dir", "run-dir", "address", "shim", "config"}
 	flags.VisitAll(func(f *pflag.Flag) {
+		if f.Changed && f.Value.String() == "" && slices.Contains(paths, f.Name) {
+			err = errors.Join(err, badFlag(f.Name, " is empty: leave it out for the default"))
+		}
+		if n, noInt := flags.GetInt(f.Name); noInt == nil && n < 0 {
+			err = errors.Join(err, badFlag(f.Name, "=%d: the number is negative", n))
+		}
 		if d, noDuration := flags.GetDuration(f.Name); noDuration == nil && d < 0 {
 			err = errors.Join(err, badFlag(f.Name, "=%s: the duration is negative; use one like 10s or 500ms", d))
 		}

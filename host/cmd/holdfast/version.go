@@ -79,6 +79,9 @@ func newDocs() *cobra.Command {
 				return err
 			}
 			root.DisableAutoGenTag = true
+			for _, name := range []string{"state-dir", "address"} { // the environment has set them
+				root.PersistentFlags().Lookup(name).DefValue = ""
+			}
 			header := &doc.GenManHeader{Section: "1", Source: "holdfast " + host.Version, Manual: "Holdfast"}
 			return errors.Join(
 				doc.GenManTree(root, header, man),

@@ -52,9 +52,10 @@ func newVolumeCreate(p *program, verb, short string,
 				ctx, client, stop := p.interruptible(c, wait)
 				defer stop()
 				client.OnNode = node
+				began := time.Now()
 				vol, err := do(client, ctx, src)
 				return show(p, withHint(err, hint), vol,
-					writeCreated(map[string]string{"create": "created by", "register": "registered with"}[verb]))
+					writeCreated(map[string]string{"create": "created by", "register": "registered with"}[verb], began))
 			})
 		},
 	}
@@ -64,11 +65,15 @@ func newVolumeCreate(p *program, verb, short string,
 	return c
 }
 
-// writeCreated returns a function that reports a created volume. verb is "created by" or "registered with".
-func writeCreated(verb string) func(io.Writer, control.Volume) error {
+// writeCreated returns a function that reports a created volume. verb is "created by" or "registered with". A volume
+// with a record from before the command began existed already.
+func writeCreated(verb string, began time.Time) func(io.Writer, control.Volume) error {
 	return func(to io.Writer, v control.Volume) error {
 		for _, d := range v.Warnings {
 			fmt.Fprintln(to, d)
+		}
+		if v.Since.Before(began) {
+			verb = "exists already, and matches: " + verb
 		}
 		_, err := fmt.Fprintf(to, "volume %s %s plugin %s (external ID %s)\n", v.VolumeName(), verb, v.Plugin,
 			v.External)
@@ -149,7 +154,10 @@ func writeVolume(to io.Writer, v control.Volume) error {
 	var about factList
 	about.add("ID", v.ID, "Namespace", v.Namespace, "Name", v.Name, "Plugin", v.Plugin, "External ID",
 		string(v.External), "State", v.State)
-	if v.Source != (registry.Source{}) {
+	switch {
+	case v.CloneID != "":
+		about.add("Filled from", fmt.Sprintf("volume %s (external ID %s)", v.CloneID, v.Source.Volume))
+	case v.Source != (registry.Source{}):
 		about.add("Filled from", v.Source.String())
 	}
 	if v.Origin != (registry.Origin{}) {
@@ -281,16 +289,22 @@ func rangeOf(size, limit string) (want host.CapacityRange, err error) {
 	if size == "" {
 		return want, usageError{errors.New("--size is required, for example --size 2GiB")}
 	}
-	if want.Required, err = registry.ParseSize(size); err != nil {
-		return want, usageError{fmt.Errorf("--size %q %w; write 2GiB (2^30), 2GB (10^9), or bytes", size, err)}
-	}
-	if limit == "" {
-		return want, nil
-	}
-	if want.Limit, err = registry.ParseSize(limit); err != nil {
-		err = usageError{fmt.Errorf("--limit %q %w; write 2GiB (2^30), 2GB (10^9), or bytes", limit, err)}
+	if want.Required, err = sizeFlag("size", size); err == nil && limit != "" {
+		want.Limit, err = sizeFlag("limit", limit)
 	}
 	return want, err
+}
+
+// sizeFlag parses a size that is not 0.
+func sizeFlag(flag, value string) (int64, error) {
+	bytes, err := registry.ParseSize(value)
+	if err == nil && bytes == 0 {
+		err = errors.New("is not above 0")
+	}
+	if err != nil {
+		return 0, badFlag(flag, " %q %v; write 2GiB (2^30), 2GB (10^9), or bytes", value, err)
+	}
+	return bytes, nil
 }
 
 func writeExpanded(to io.Writer, v control.Volume) error {
