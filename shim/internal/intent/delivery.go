@@ -307,13 +307,14 @@ func (d *delivery) endedChange(view registry.View, failed bool) registry.Change 
 }
 
 // giveUp stores the last error and returns it with advice. It closes the intent of a failed call. The intent of an
-// uncertain call stays open. If the shim releases the state, the next shim repeats that call, so nothing is stored.
+// uncertain call stays open. If the shim releases the state, the next shim repeats that call, or one that was not sent,
+// so nothing is stored.
 func (d *delivery) giveUp(ctx context.Context, err *registry.CallError) error {
 	var storeErr error
 	err.Attempt = d.Intent.Attempt
 	withAdvice := advisedError{err, d.Policy.Row(err.Code).Advice}
 	switch {
-	case err.Outcome == registry.OutcomeFailed:
+	case err.Outcome == registry.OutcomeFailed && (Answers(err.Code) || !Released(ctx)):
 		storeErr = d.store(ctx, func(view registry.View) registry.Change {
 			change := registry.Change{Delete: []registry.Key{d.Intent.Key()}, Events: d.failureEvents(err)}
 			change = change.And(d.endedChange(view, true))

@@ -53,3 +53,43 @@ func TestShortCallsEndAfterARelease(t *testing.T) {
 		})
 	}
 }
+
+// If the shim releases the state while the intent of a call is stored, the call is not sent. Its intent stays open
+// without a failure, so that the next shim sends the call without a commit.
+func TestCallThatIsNotSentBecauseOfAReleaseStaysOpen(t *testing.T) {
+	for _, further := range []bool{false, true} {
+		log := registrytest.NewLog(time.Now)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		last := stage(func(ctx context.Context) error {
+			if ctx.Err() == nil {
+				t.Error("it is sent")
+			}
+			return answer("CANCELLED", registry.OutcomeFailed)
+		})
+		last.Failed = func(registry.View, *registry.CallError, bool) registry.Change {
+			t.Error("it has failed")
+			return registry.Change{}
+		}
+		calls := []Call{last}
+		if further {
+			last.Intent.RPC = registry.NodePublishRPC
+			calls = []Call{stage(func(context.Context) error { return nil }), last}
+		}
+		calls[len(calls)-1].Before = func(registry.View) (registry.Change, error) {
+			cancel(ErrReleased)
+			return registry.Change{}, nil
+		}
+		err := Sender{State: releasing{log}, Now: time.Now, Drain: DrainTime}.Send(ctx, calls...)
+		open, found, _, events := look(t, log)
+		if !errors.Is(err, ErrReleased) || !found || open.RPC != last.Intent.RPC || len(events) > 0 {
+			t.Errorf("%v; open intent %+v (%v), events %v", err, open, found, events)
+		}
+	}
+}
+
+// releasing is a State whose commits succeed even if their context ends meanwhile.
+type releasing struct{ *registrytest.Log }
+
+func (s releasing) Commit(ctx context.Context, decisions ...registry.Decision) (registry.Seq, error) {
+	return s.Log.Commit(context.WithoutCancel(ctx), decisions...)
+}
