@@ -321,7 +321,9 @@ func (s *Snapshots) call(
 	}
 	taken := snap
 	if failure == nil {
-		err := s.volumes.State.View(ctx, func(view registry.View) error { return answer.accept(view, &taken) })
+		err := s.volumes.State.View(context.WithoutCancel(ctx), func(view registry.View) error {
+			return answer.accept(view, &taken)
+		})
 		if err != nil {
 			failure = badResponse(rpc, inst.InstanceKey, registry.ErrInternal,
 				"the plugin's answer cannot be used: %v", err)

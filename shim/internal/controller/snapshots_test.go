@@ -13,6 +13,7 @@ import (
 
 	"holdfast/registry"
 	"holdfast/shim/internal/csi"
+	"holdfast/shim/internal/intent"
 )
 
 // snapshotPlugin answers one call after another from a script. It repeats the last answer.
@@ -303,6 +304,17 @@ func TestSnapshotIsRefusedBeforeAnyCall(t *testing.T) {
 		}
 		wantErr(t, name, errOf(d.Create(t.Context(), call, spec)), c.kind, "")
 		d.wantJournal()
+	}
+}
+
+// If the shim releases the state during a short call, the answer is stored.
+func TestAnswerDuringAReleaseIsStored(t *testing.T) {
+	d := openSnapshots(t, of(registry.CreateSnapshot))
+	ctx, release := context.WithCancelCause(t.Context())
+	d.plugin.answers = []scriptedAnswer{{snapshot: snapReady, during: func() { release(intent.ErrReleased) }}}
+	_, err := d.Create(ctx, call, snapSpec)
+	if snap := d.state(); snap.State != registry.SnapshotReady {
+		t.Errorf("%v; %+v", err, snap)
 	}
 }
 
