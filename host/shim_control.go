@@ -10,7 +10,6 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	"holdfast/host/internal/launch"
 	pb "holdfast/proto/holdfast/v1"
@@ -58,8 +57,8 @@ func (s *shim) ping(ctx context.Context) error {
 	return wire.Error(err)
 }
 
-func (s *shim) quiesce(ctx context.Context, short time.Duration) error {
-	_, err := s.control().Quiesce(ctx, &pb.QuiesceRequest{Call: &pb.Call{}, Long: durationpb.New(short)})
+func (s *shim) quiesce(ctx context.Context) error {
+	_, err := s.control().Quiesce(ctx, &pb.QuiesceRequest{Call: &pb.Call{}})
 	return s.callError(ctx, err)
 }
 

@@ -21,7 +21,7 @@ type SwapStep string
 const (
 	SwapVerify   SwapStep = "verify"   // compare the digest of the new binary, and copy the binary into the store
 	SwapPrepare  SwapStep = "prepare"  // start the new shim as a candidate, and have it take over a copy of the state
-	SwapQuiesce  SwapStep = "quiesce"  // hold calls that change something; let short ones end
+	SwapQuiesce  SwapStep = "quiesce"  // hold calls that change something
 	SwapFence    SwapStep = "fence"    // the old shim releases the state and the plugins, or is killed
 	SwapActivate SwapStep = "activate" // the new shim opens the state under a new generation
 	SwapResume   SwapStep = "resume"   // held calls go to the new shim
@@ -64,15 +64,13 @@ type SwapReport struct {
 	Warnings   []string       `json:"warnings,omitempty"`
 }
 
-const (
-	shortCall      = 10 * time.Millisecond // quiesce does not wait for older calls: they are repeated
-	noHandoffLimit = 10 * time.Second      // for activate without a handoff: the shim reads the whole state
-)
+// noHandoffLimit bounds an activate without a handoff: the shim reads the whole state.
+const noHandoffLimit = 10 * time.Second
 
 // limits bound the steps that hold calls. A step that exceeds its limit has failed.
 type limits struct {
 	budget   time.Duration // for all steps together; activate gets the rest of it
-	quiesce  time.Duration // for the old shim to report that short calls have ended
+	quiesce  time.Duration // for the old shim to refuse new calls
 	fence    time.Duration // for the old shim to release the state
 	activate time.Duration // for the new shim to open it
 	resume   time.Duration // for the old shim to go on after a failure
@@ -96,8 +94,8 @@ type handoff struct{ generation, index uint64 }
 
 // peer is one of the two shims of a swap.
 type peer interface {
-	// quiesce refuses new calls that change something, and waits for running ones that are no older than short.
-	quiesce(ctx context.Context, short time.Duration) error
+	// quiesce refuses new calls that change something.
+	quiesce(ctx context.Context) error
 	// release closes the state and the connections to plugins.
 	release(ctx context.Context) (handoff, error)
 	// activate opens the state as it was released.
@@ -194,8 +192,9 @@ func (s *swap) recordHold() {
 	}
 }
 
-// quiesce holds calls that change something and lets short ones end. An old shim that does not answer is fenced next.
-// quiesce is the last step that can refuse the swap, for example because the caller is gone or the candidate has died.
+// quiesce holds calls that change something, and has the old shim refuse them. An old shim that does not answer is
+// fenced next. quiesce is the last step that can refuse the swap, for example because the caller is gone or the
+// candidate has died.
 func (s *swap) quiesce(ctx context.Context) error {
 	if err := s.next.exitError(); err != nil {
 		return err
@@ -204,7 +203,7 @@ func (s *swap) quiesce(ctx context.Context) error {
 	s.gate.holdWrites()
 	limited, cancel := context.WithTimeout(ctx, s.limits.quiesce)
 	defer cancel()
-	err := s.old.quiesce(limited, shortCall)
+	err := s.old.quiesce(limited)
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)

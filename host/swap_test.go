@@ -60,7 +60,7 @@ func (p *fakePeer) release(ctx context.Context) (handoff, error) {
 	return handoff{1, 100}, nil
 }
 
-func (p *fakePeer) quiesce(ctx context.Context, _ time.Duration) error { return p.do(ctx, "quiesce") }
+func (p *fakePeer) quiesce(ctx context.Context) error { return p.do(ctx, "quiesce") }
 
 func (p *fakePeer) activate(ctx context.Context, from handoff) (uint64, error) {
 	if err := p.do(ctx, "activate"); err != nil {

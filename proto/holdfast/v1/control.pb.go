@@ -672,7 +672,7 @@ func (x *ActivateReply) GetAnswer() *Answer {
 type QuiesceRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Call          *Call                  `protobuf:"bytes,1,opt,name=call,proto3" json:"call,omitempty"`
-	Long          *durationpb.Duration   `protobuf:"bytes,2,opt,name=long,proto3" json:"long,omitempty"` // Quiesce does not wait for calls that are older; unset: it waits for all
+	Long          *durationpb.Duration   `protobuf:"bytes,2,opt,name=long,proto3" json:"long,omitempty"` // has no effect
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

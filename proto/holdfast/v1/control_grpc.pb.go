@@ -45,10 +45,10 @@ type ControlClient interface {
 	// Activate makes a candidate the one active shim of the state directory: the candidate opens the store and raises the
 	// generation. A quiesced shim serves again. For a released one see resume.
 	Activate(ctx context.Context, in *ActivateRequest, opts ...grpc.CallOption) (*ActivateReply, error)
-	// Quiesce refuses new mutating calls, and waits for running ones until the deadline.
+	// Quiesce refuses new mutating calls. Running ones continue until Release.
 	Quiesce(ctx context.Context, in *QuiesceRequest, opts ...grpc.CallOption) (*QuiesceReply, error)
-	// Release closes the store and the connections to plugins. The shim is a candidate again. The answer has the
-	// generation and the index of the last change that the shim has written.
+	// Release cuts off the running calls, and closes the store and the connections to plugins. The shim is a candidate
+	// again. The answer has the generation and the index of the last change that the shim has written.
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseReply, error)
 	// Snapshot writes a consistent copy of the state to a file, or streams it.
 	Snapshot(ctx context.Context, in *SnapshotRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SnapshotChunk], error)
@@ -181,10 +181,10 @@ type ControlServer interface {
 	// Activate makes a candidate the one active shim of the state directory: the candidate opens the store and raises the
 	// generation. A quiesced shim serves again. For a released one see resume.
 	Activate(context.Context, *ActivateRequest) (*ActivateReply, error)
-	// Quiesce refuses new mutating calls, and waits for running ones until the deadline.
+	// Quiesce refuses new mutating calls. Running ones continue until Release.
 	Quiesce(context.Context, *QuiesceRequest) (*QuiesceReply, error)
-	// Release closes the store and the connections to plugins. The shim is a candidate again. The answer has the
-	// generation and the index of the last change that the shim has written.
+	// Release cuts off the running calls, and closes the store and the connections to plugins. The shim is a candidate
+	// again. The answer has the generation and the index of the last change that the shim has written.
 	Release(context.Context, *ReleaseRequest) (*ReleaseReply, error)
 	// Snapshot writes a consistent copy of the state to a file, or streams it.
 	Snapshot(*SnapshotRequest, grpc.ServerStreamingServer[SnapshotChunk]) error

@@ -115,7 +115,7 @@ func (s *Snapshots) readBlocks(ctx context.Context, snap, base registry.VolumeSn
 		Private: csi.Private{Contexts: []map[string]string{snap.Parameters, base.Parameters}},
 	}
 	list.end = 0
-	return s.volumes.Once(ctx, "", registry.ExecutorKey{}, blocksLimit, func(ctx context.Context) error {
+	return s.volumes.Once(ctx, registry.ExecutorKey{}, blocksLimit, func(ctx context.Context) error {
 		return s.driver.SnapshotBlocks(ctx, inst.InstanceKey, r, func(page registry.Blocks) error {
 			list.failed = list.add(page)
 			if list.failed != nil && list.invalid {

@@ -41,7 +41,6 @@ func (r snapshotRef) find(view registry.View) (snap registry.VolumeSnapshot, fou
 // work is the operation that a caller wants on one snapshot.
 type work struct {
 	snapshotRef
-	op     registry.OperationID               // the ID that the host gave; empty: none
 	wanted func(registry.VolumeSnapshot) bool // reports whether the snapshot needs no further call
 	// ModifyIndex of the record as the caller stored it; 0: the caller stored no record, or has sent a call since
 	fresh registry.Seq
@@ -297,7 +296,7 @@ func (s *Snapshots) call(
 	if snap, err = s.recordSender(ctx, snap); err != nil {
 		return &snap, err
 	}
-	err = s.volumes.Once(ctx, w.op, snap.ExecutedBy(), deadline, func(ctx context.Context) (err error) {
+	err = s.volumes.Once(ctx, snap.ExecutedBy(), deadline, func(ctx context.Context) (err error) {
 		if err := s.checkSend(ctx, snap); err != nil {
 			return err
 		}

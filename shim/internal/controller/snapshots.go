@@ -39,7 +39,7 @@ func (s *Snapshots) Create(
 	if spec.Name == "" {
 		spec.Name = string(spec.ID)
 	}
-	w := &work{snapshotRef: snapshotRef{name: nameOf(spec)}, op: call.ID, wanted: finished}
+	w := &work{snapshotRef: snapshotRef{name: nameOf(spec)}, wanted: finished}
 	created, isNew, err := s.storeNew(ctx, spec)
 	w.created = created
 	if isNew {
@@ -247,7 +247,7 @@ func (s *Snapshots) delete(ctx context.Context, call registry.Call, name snapsho
 	if err != nil {
 		return fmt.Errorf("delete %s: %w", name, err)
 	}
-	w := &work{snapshotRef: snapshotRef{name, snap.CreateIndex}, op: call.ID}
+	w := &work{snapshotRef: snapshotRef{name, snap.CreateIndex}}
 	if snap.State != registry.SnapshotDeleting {
 		if _, err = s.secrets(ctx, snap); err != nil { // do not begin a deletion that could not be sent
 			err = fmt.Errorf("%w; %sderegister` only removes its record", err, name.command())

@@ -51,7 +51,6 @@ type call struct {
 	request proto.Message // raw, decoded; nil: this build does not know the method
 	volumes []registry.VolumeKey
 
-	op       registry.OperationID
 	repeated bool // the call was made before, and may still run at the plugin
 }
 
@@ -66,10 +65,9 @@ func (c call) executor() registry.ExecutorKey {
 
 // Request is a call of a client.
 type Request struct {
-	Plugin    registry.PluginID
-	Method    string // full gRPC method, such as /csi.v1.Node/NodeStageVolume
-	Message   *emptypb.Empty
-	Operation registry.OperationID
+	Plugin  registry.PluginID
+	Method  string // full gRPC method, such as /csi.v1.Node/NodeStageVolume
+	Message *emptypb.Empty
 	// Repeated means that the same call was cut off before. That call may still run at the plugin, which then answers
 	// ABORTED (CSI spec "Error Scheme"). Pass waits until it has ended.
 	Repeated bool
@@ -82,7 +80,7 @@ func (e *Endpoint) Pass(ctx context.Context, r Request, reply func(*emptypb.Empt
 	if err != nil {
 		return err
 	}
-	c.op, c.repeated = r.Operation, r.Repeated
+	c.repeated = r.Repeated
 	if span := trace.SpanFromContext(ctx); span.IsRecording() && len(c.volumes) > 0 {
 		span.SetAttributes(tracing.CSIVolume.String(string(c.volumes[0].External)))
 	}
@@ -103,9 +101,6 @@ func (e *Endpoint) Pass(ctx context.Context, r Request, reply func(*emptypb.Empt
 	// Choose the instance before a use is recorded. During the wait for the lock another one may have become active.
 	at, err := e.instance(ctx, c)
 	if err != nil {
-		return err
-	}
-	if err := e.Pause.Wait(ctx, c.op); err != nil { // if the next shim sends the call, record no use here
 		return err
 	}
 	isNew, err := e.recordUse(ctx, c, at)
@@ -208,9 +203,10 @@ func (c call) keys() (keys []intent.Key) {
 
 // recordUse records the use that the call begins. It refuses a call that would change something registered in Holdfast.
 // isNew reports whether the use is new, so that no earlier call can have begun it. at is the instance that gets the
-// call.
+// call. If the shim releases the state during the commit, recordUse still returns its result, within the drain time:
+// the next shim takes the call of a recorded use for sent, so Pass removes the use of a call that is not sent.
 func (e *Endpoint) recordUse(ctx context.Context, c call, at registry.Instance) (isNew bool, err error) {
-	_, err = registry.Ensure(ctx, e.State, func(view registry.View) (change registry.Change, err error) {
+	record := func(view registry.View) (change registry.Change, err error) {
 		if err := c.checkRegistered(view); err != nil {
 			return change, err
 		}
@@ -223,6 +219,10 @@ func (e *Endpoint) recordUse(ctx context.Context, c call, at registry.Instance) 
 			change.Put = []registry.Record{use}
 		}
 		return change, nil
+	}
+	err = e.Once(ctx, registry.ExecutorKey{}, Limit(c.full), func(ctx context.Context) error {
+		_, err := registry.Ensure(ctx, e.State, record)
+		return err
 	})
 	return isNew, err
 }
@@ -374,7 +374,7 @@ func (e *Endpoint) send(ctx context.Context, c call, reply func(*emptypb.Empty) 
 		}
 		o.at = at
 		answered := false
-		o.err = e.Once(ctx, c.op, c.executor(), Limit(c.full), func(ctx context.Context) (err error) {
+		o.err = e.Once(ctx, c.executor(), Limit(c.full), func(ctx context.Context) (err error) {
 			answered, err = e.Instances.Pass(ctx, at.InstanceKey,
 				csi.Passed{Method: c.full, RPC: c.rpc, Message: c.raw, Decoded: c.request}, passOn)
 			return err

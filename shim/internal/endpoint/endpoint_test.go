@@ -336,27 +336,47 @@ func TestUseOfAKilledShimsCallIsKept(t *testing.T) {
 	})
 }
 
-// While the shim hands over, a call is not sent. Its use is not recorded, because the next shim would
-// take the call for sent.
-func TestUseIsNotRecordedDuringAPause(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := newEnv(t)
-		e.Pause = &intent.Pause{}
-		e.Pause.Begin()
-		ctx, cancel := context.WithCancelCause(t.Context())
-		var call sync.WaitGroup
-		call.Go(func() {
-			if err := e.run(ctx, publish()); !errors.Is(err, intent.ErrReleased) {
-				t.Error(err)
+// releasing is the State of a shim that releases the state while a commit is under way. It then answers as a
+// store.Store does.
+type releasing struct {
+	registry.State
+	release context.CancelCauseFunc
+}
+
+func (s releasing) Commit(ctx context.Context, decisions ...registry.Decision) (registry.Seq, error) {
+	s.release(intent.ErrReleased)
+	synctest.Wait()
+	at, err := s.State.Commit(context.WithoutCancel(ctx), decisions...)
+	if ctx.Err() != nil {
+		return 0, registry.Errorf(registry.ErrUncertain, "commit under way: %w", context.Cause(ctx))
+	}
+	return at, err
+}
+
+// A shim that releases the state before it sends a call leaves no use of the call, not even if it releases the state
+// while the use is recorded: the next shim would take the call for sent.
+func TestUseOfACallThatIsNotSentEndsWithItsShim(t *testing.T) {
+	for _, recording := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			e := newEnv(t)
+			e.Drain = intent.DrainTime
+			e.answer = func(ctx context.Context, _ driver.Passed) (bool, error) {
+				if ctx.Err() == nil {
+					t.Error("it is sent")
+				}
+				return false, &registry.CallError{Code: "CANCELLED", Outcome: registry.OutcomeFailed}
+			}
+			ctx, release := context.WithCancelCause(t.Context())
+			if recording {
+				e.State = releasing{e.State, release}
+			} else {
+				release(intent.ErrReleased)
+			}
+			if err := e.run(ctx, publish()); err == nil || len(e.uses()) > 0 {
+				t.Errorf("recording %t: %v, uses %q", recording, err, e.uses())
 			}
 		})
-		synctest.Wait()
-		if len(e.uses()) > 0 || len(e.sent) > 0 {
-			t.Errorf("uses %q, sent %q", e.uses(), e.sent)
-		}
-		cancel(intent.ErrReleased)
-		call.Wait()
-	})
+	}
 }
 
 // While two instances run, a call of unknown outcome is repeated at the instance that may still run it.

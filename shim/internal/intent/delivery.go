@@ -157,7 +157,7 @@ func (d *delivery) retry(ctx context.Context) error {
 				return errors.Join(err, storeErr)
 			}
 		}
-		if !Sleep(ctx, delay) || d.Pause.Wait(ctx, d.Intent.Operation) != nil {
+		if !Sleep(ctx, delay) {
 			return d.giveUp(ctx, err)
 		}
 		d.Intent.Attempt++

@@ -19,7 +19,6 @@ const Grace = 5 * time.Second
 type Sender struct {
 	State registry.State
 	Now   func() time.Time // wall time, for people
-	Pause *Pause           // no call begins during a pause; nil: never paused
 	Drain time.Duration    // how long a call may run from its start, if the shim releases the state
 
 	Traces trace.TracerProvider // for a span of each call, with all its tries; nil: no spans
@@ -111,16 +110,13 @@ func (s Sender) Send(ctx context.Context, calls ...Call) (err error) {
 func (s Sender) deliver(ctx context.Context, c Call, before *delivery) (d *delivery, err error) {
 	ctx, end := s.startSpan(ctx, c.Intent)
 	defer func() { end(err) }()
-	if before != nil && (ctx.Err() != nil || s.Pause.paused()) { // this call may have to wait
-		if err := before.store(ctx, before.doneChange); err != nil {
-			return nil, err
+	if ctx.Err() != nil {
+		if before != nil {
+			if err := before.store(ctx, before.doneChange); err != nil {
+				return nil, err
+			}
 		}
-		before = nil
-	}
-	if before == nil {
-		if err := s.Pause.Wait(ctx, c.Intent.Operation); err != nil {
-			return nil, fmt.Errorf("%s of %s was not sent: %w", c.Intent.RPC, c.Intent.Name, err)
-		}
+		return nil, fmt.Errorf("%s of %s was not sent: %w", c.Intent.RPC, c.Intent.Name, context.Cause(ctx))
 	}
 	if c.Policy.Deadline == 0 {
 		c.Policy = PolicyOf(c.Intent.RPC)
@@ -132,16 +128,11 @@ func (s Sender) deliver(ctx context.Context, c Call, before *delivery) (d *deliv
 	return d, d.retry(ctx)
 }
 
-// Once makes one call without an intent. As for Send, the call does not begin during a pause and has a deadline. Before
-// Once, the caller must have stored what the call may do. by is the executor that has to send the call; zero: any node
-// may.
+// Once makes one call without an intent. As for Send, the call has a deadline. Before Once, the caller must have stored
+// what the call may do. by is the executor that has to send the call; zero: any node may.
 func (s Sender) Once(
-	ctx context.Context, op registry.OperationID, by registry.ExecutorKey, deadline time.Duration,
-	do func(context.Context) error,
+	ctx context.Context, by registry.ExecutorKey, deadline time.Duration, do func(context.Context) error,
 ) error {
-	if err := s.Pause.Wait(ctx, op); err != nil {
-		return err
-	}
 	ctx, end := callContext(ctx, s.Drain, deadline)
 	defer end()
 	return s.callAsExecutor(ctx, by, do)
@@ -175,9 +166,6 @@ func (s Sender) repeatLate(ctx context.Context, c Call) error {
 func (s Sender) Repeat(
 	ctx context.Context, plugin registry.PluginID, late registry.LateCall, do func(context.Context) error,
 ) error {
-	if err := s.Pause.Wait(ctx, ""); err != nil {
-		return err
-	}
 	if s.Executors != nil {
 		if err := s.Executors.Repeating(ctx, plugin, late); err != nil {
 			return err

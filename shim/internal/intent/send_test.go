@@ -77,26 +77,25 @@ func TestIntentIsDurableBeforeTheCall(t *testing.T) {
 }
 
 // The outcome of a call and the intent of the next one are one commit, for which the next call waits. If the next call
-// is not sent, because of a pause, a caller that has gone or a refusal, the outcome is stored without it.
+// is not sent, because its caller has gone or it is refused, the outcome is stored without it.
 func TestOutcomeAndNextIntentAreOneCommit(t *testing.T) {
 	no := errors.New("no")
 	for _, c := range []struct {
 		name    string
-		first   func(pause *Pause, cancel func()) // runs during the first call
-		refusal error                             // of the second call
+		first   func(cancel func()) // runs during the first call
+		refusal error               // of the second call
 		commits int
 		want    error
 	}{
-		{"one after the other", func(*Pause, func()) {}, nil, 3, nil},
-		{"paused", func(pause *Pause, _ func()) { pause.Begin(); time.AfterFunc(time.Minute, pause.End) }, nil, 4, nil},
-		{"caller gone", func(_ *Pause, cancel func()) { cancel() }, nil, 2, context.Canceled},
-		{"refused", func(*Pause, func()) {}, no, 2, no},
+		{"one after the other", func(func()) {}, nil, 3, nil},
+		{"caller gone", func(cancel func()) { cancel() }, nil, 2, context.Canceled},
+		{"refused", func(func()) {}, no, 2, no},
 	} {
 		runInBubble(t, c.name, func(t *testing.T) {
-			log, pause := registrytest.NewLog(time.Now), &Pause{}
+			log := registrytest.NewLog(time.Now)
 			ctx, cancel := context.WithCancel(t.Context())
 			sent := false
-			first := stage(func(context.Context) error { c.first(pause, cancel); return nil })
+			first := stage(func(context.Context) error { c.first(cancel); return nil })
 			second := Call{
 				Intent: registry.Intent{Volume: vol, Name: name, RPC: registry.NodePublishRPC, Hash: "h"},
 				Before: func(view registry.View) (registry.Change, error) {
@@ -114,7 +113,7 @@ func TestOutcomeAndNextIntentAreOneCommit(t *testing.T) {
 					return nil
 				},
 			}
-			err := Sender{State: log, Now: time.Now, Pause: pause}.Send(ctx, first, second)
+			err := Sender{State: log, Now: time.Now}.Send(ctx, first, second)
 			_, open, mark, _ := look(t, log)
 			if !errors.Is(err, c.want) || sent != (c.want == nil) || open || mark != registry.MarkDone {
 				t.Errorf("%v; second call sent %v, intent open %v, mark %q", err, sent, open, mark)

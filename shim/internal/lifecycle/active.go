@@ -40,7 +40,6 @@ type activeState struct {
 	doctor   *doctor.Doctor
 	mounts   *doctor.Watch
 
-	pause     intent.Pause // of CSI calls, while the shim is quiesced
 	cancel    context.CancelCauseFunc
 	stopStore context.CancelCauseFunc
 	workers   sync.WaitGroup // loops that make mutating CSI calls and record the outcomes
@@ -67,7 +66,6 @@ func open(ctx context.Context, p *Process, hello *rpc.Hello, in handoff) (*activ
 	}
 	r := &activeState{}
 	r.Node = hello.Node
-	r.Pause = &r.pause
 	r.Context, r.cancel = context.WithCancelCause(p.life)
 	r.watchCtx, r.stopWatching = context.WithCancelCause(p.life)
 	var sharing sync.WaitGroup // runs while the store opens, because it is slow if many mounts exist
@@ -181,7 +179,7 @@ func (r *activeState) build(
 	supervisor := task.New(state, taskFleet{r.fleet}, task.Clock{Now: time.Now, Boot: clock}, rand.Float64,
 		p.log.Named("tasks"))
 	calls := intent.Calls{
-		Sender: intent.Sender{State: state, Now: time.Now, Pause: &r.pause, Drain: intent.DrainTime,
+		Sender: intent.Sender{State: state, Now: time.Now, Drain: intent.DrainTime,
 			Traces: p.Traces.Provider()},
 		Plugins: r.Table, Secrets: p.callbacks, Locks: &intent.Locks{}, Expected: expectsPlugin,
 	}

@@ -215,7 +215,6 @@ func (p *Process) Activate(ctx context.Context, h rpc.Handover) error {
 		return registry.Errorf(registry.ErrConflict, "the host has not sent Hello to this shim yet")
 	case state == Quiesced:
 		_, err := p.move(Active)
-		p.current().pause.End()
 		p.server.Resume()
 		return err
 	case state == Active && h.Resume:
@@ -257,10 +256,8 @@ func (p *Process) stateAndHello() (State, *rpc.Hello) {
 	return p.state, p.hello
 }
 
-// Quiesce refuses new mutating calls, and waits until ctx ends for calls in flight. With long > 0 it waits only for
-// calls that are younger than long, and prevents calls from starting another CSI call. It returns the number of open
-// intents, and no error if calls are still in flight. It may be called again.
-func (p *Process) Quiesce(ctx context.Context, long time.Duration) (openIntents int, err error) {
+// Quiesce refuses new mutating calls. It returns the number of open intents. It may be called again.
+func (p *Process) Quiesce(ctx context.Context) (openIntents int, err error) {
 	p.transition.Lock()
 	defer p.transition.Unlock()
 	if ctx.Err() != nil { // the caller has given up, and may have sent Activate meanwhile
@@ -269,17 +266,8 @@ func (p *Process) Quiesce(ctx context.Context, long time.Duration) (openIntents 
 	if _, err := p.move(Quiesced); err != nil {
 		return 0, err
 	}
-	if r := p.current(); long > 0 {
-		r.pause.Begin()
-	} else { // wait for all calls, so they may start CSI calls
-		r.pause.End()
-	}
-	err = p.server.Quiesce(ctx, long)
-	st := p.Status()
-	if err != nil {
-		p.log.Info("calls are still under way", "intents", st.OpenIntents)
-	}
-	return st.OpenIntents, nil
+	p.server.Quiesce()
+	return p.Status().OpenIntents, nil
 }
 
 // lastCalls bounds how long Release waits for the calls that it has cancelled.
@@ -297,7 +285,8 @@ func (p *Process) Release(ctx context.Context) (registry.Revision, error) {
 	r.stopWorkers(errReleased)
 	waiting, cancel := context.WithTimeout(ctx, lastCalls)
 	defer cancel()
-	if err := p.server.Quiesce(waiting, 0); err != nil {
+	p.server.Quiesce()
+	if err := p.server.AwaitCalls(waiting); err != nil {
 		p.log.Warn("calls did not end in time; their intents are stored", "error", err)
 	}
 	p.server.Set(nil) // reads were served until now

@@ -29,8 +29,6 @@ import (
 	"holdfast/internal/mount"
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/registry"
-	"holdfast/registry/registrytest"
-	"holdfast/shim/internal/intent"
 	"holdfast/shim/internal/rpc"
 	"holdfast/shim/internal/store"
 )
@@ -201,7 +199,7 @@ func TestActiveAgainInOneProcess(t *testing.T) {
 		}
 		must(t, p.starting(fmt.Sprint("a", life)))
 		want = append(want, fmt.Sprint("a", life))
-		_, err := p.Quiesce(t.Context(), 0)
+		_, err := p.Quiesce(t.Context())
 		must(t, err)
 		if err := p.starting("late"); status.Code(err) != codes.Unavailable {
 			t.Errorf("a quiesced shim takes a call: %v", err)
@@ -224,13 +222,13 @@ func TestQuiescedShimGoesOn(t *testing.T) {
 	l := dirs(t)
 	p := newProcess(t)
 	p.activate(l)
-	_, err := p.Quiesce(t.Context(), 0)
+	_, err := p.Quiesce(t.Context())
 	must(t, err)
 	must(t, p.Activate(t.Context(), rpc.Handover{}))
 	must(t, p.Activate(t.Context(), rpc.Handover{Resume: true})) // the shim is active already
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := p.Quiesce(ctx, 0); !errors.Is(err, context.Canceled) {
+	if _, err := p.Quiesce(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("a cancelled Quiesce: %v", err)
 	}
 	must(t, p.starting("a"))
@@ -249,7 +247,7 @@ func TestMovesOutOfTurnAreRefused(t *testing.T) {
 	if _, err := p.Release(t.Context()); !errors.Is(err, registry.ErrConflict) {
 		t.Errorf("Release of a candidate: %v", err)
 	}
-	if _, err := p.Quiesce(t.Context(), 0); !errors.Is(err, registry.ErrConflict) {
+	if _, err := p.Quiesce(t.Context()); !errors.Is(err, registry.ErrConflict) {
 		t.Errorf("Quiesce of a candidate: %v", err)
 	}
 	p.activate(l)
@@ -449,48 +447,6 @@ func TestSnapshotIsWrittenToAFile(t *testing.T) {
 	}
 }
 
-// A shim that is quiesced for a swap starts no CSI call until it resumes. A shim that is quiesced without a limit
-// completes all calls.
-func TestNoCallBeginsWhileQuiesced(t *testing.T) {
-	p := newProcess(t)
-	p.activate(dirs(t))
-	drive := func() (waits, sent chan struct{}) {
-		waits, sent = make(chan struct{}, 1), make(chan struct{})
-		r := p.current()
-		r.pause.Notify(func(_ registry.OperationID, begins bool) {
-			if begins {
-				waits <- struct{}{}
-			}
-		})
-		go func() {
-			sender := intent.Sender{State: registrytest.NewLog(time.Now), Now: time.Now, Pause: &r.pause}
-			err := sender.Send(t.Context(), intent.Call{
-				Intent: registry.Intent{Volume: registry.VolumeKey{Plugin: "x", External: "v"},
-					RPC: registry.NodeStageRPC, Hash: "h"},
-				Do: func(context.Context) error { close(sent); return nil },
-			})
-			if err != nil {
-				t.Error(err)
-			}
-		}()
-		return waits, sent
-	}
-	quiesce := func(long time.Duration) {
-		_, err := p.Quiesce(t.Context(), long)
-		must(t, err)
-	}
-	quiesce(time.Millisecond)
-	waits, sent := drive()
-	<-waits
-	must(t, p.Activate(t.Context(), rpc.Handover{Resume: true}))
-	<-sent
-	quiesce(time.Millisecond)
-	waits, sent = drive()
-	<-waits
-	quiesce(0)
-	<-sent
-}
-
 // Release ends watchers and does not wait for them. It waits for workers.
 func TestReleaseDoesNotWaitForWatches(t *testing.T) {
 	p := newProcess(t)
@@ -515,6 +471,43 @@ func TestReleaseDoesNotWaitForWatches(t *testing.T) {
 	<-stopped
 }
 
+// Release cuts off an operation whose commit is under way, and releases the state only after the end of the commit. The
+// next shim answers the operation.
+func TestReleaseWaitsForACommitUnderWay(t *testing.T) {
+	l := dirs(t)
+	p, next := newProcess(t), newProcess(t)
+	reached, cut := make(chan struct{}), make(chan struct{})
+	p.Committing = func(at CommitPoint, c registry.Change) {
+		if at == BeforeStore && c.Touches(registry.BucketTasks) {
+			close(reached)
+			<-cut
+			if state := p.at(); state != Releasing {
+				t.Errorf("the shim is %s during a commit", state)
+			}
+		}
+	}
+	p.activate(l)
+	answered, released := make(chan error), make(chan error)
+	go func() { answered <- p.starting("a") }()
+	<-reached
+	_, err := p.Quiesce(t.Context())
+	must(t, err)
+	go func() { _, err := p.Release(t.Context()); released <- err }()
+	if err := <-answered; status.Code(err) != codes.Unavailable || len(status.Convert(err).Details()) > 0 {
+		t.Errorf("the operation got %v", err)
+	}
+	for p.current() != nil {
+		runtime.Gosched()
+	}
+	close(cut)
+	must(t, <-released)
+	next.activate(l)
+	must(t, next.starting("a"))
+	if got := next.tasks(); !slices.Equal(got, []string{"a"}) {
+		t.Errorf("the next shim knows %v", got)
+	}
+}
+
 // A shim that releases the state answers reads until it has released it. After that, and for all mutating calls, it
 // answers that it is not active.
 func TestReadsAreAnsweredUntilTheStateIsReleased(t *testing.T) {
@@ -532,7 +525,7 @@ func TestReadsAreAnsweredUntilTheStateIsReleased(t *testing.T) {
 		st := status.Convert(err)
 		return st.Code() == codes.Unavailable && len(st.Details()) == 0
 	}
-	_, err := p.Quiesce(t.Context(), time.Millisecond)
+	_, err := p.Quiesce(t.Context())
 	must(t, err)
 	end := make(chan struct{})
 	p.current().workers.Go(func() { <-end })

@@ -94,8 +94,8 @@ func (c *control) Activate(ctx context.Context, req *pb.ActivateRequest) (*pb.Ac
 	return &pb.ActivateReply{Answer: statusAnswer(c.s.life.Status())}, nil
 }
 
-func (c *control) Quiesce(ctx context.Context, req *pb.QuiesceRequest) (*pb.QuiesceReply, error) {
-	open, err := c.s.life.Quiesce(ctx, req.GetLong().AsDuration())
+func (c *control) Quiesce(ctx context.Context, _ *pb.QuiesceRequest) (*pb.QuiesceReply, error) {
+	open, err := c.s.life.Quiesce(ctx)
 	if err != nil {
 		return nil, wire.Status(err)
 	}

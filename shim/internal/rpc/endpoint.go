@@ -48,8 +48,7 @@ func (s *Server) PassCSI(_ any, stream grpc.ServerStream) error {
 	plugin, err := registry.ParsePluginID(plugins[0])
 	if err == nil {
 		err = a.Endpoint.Pass(bound, endpoint.Request{Plugin: plugin, Method: method, Message: &request,
-			Operation: call.ID,
-			Repeated:  len(header.Get(wire.EndpointRepeated)) > 0},
+			Repeated: len(header.Get(wire.EndpointRepeated)) > 0},
 			func(m *emptypb.Empty) error { return stream.SendMsg(m) })
 	}
 	if err != nil && caller.Err() == nil && a.cannotAnswer(caller, err) {

@@ -114,8 +114,8 @@ func (idle) Status() Status {
 	return Status{Lifecycle: pb.LifecycleState_LIFECYCLE_STATE_CANDIDATE}
 }
 
-func (idle) Activate(context.Context, Handover) error            { return errIdle }
-func (idle) Quiesce(context.Context, time.Duration) (int, error) { return 0, errIdle }
+func (idle) Activate(context.Context, Handover) error { return errIdle }
+func (idle) Quiesce(context.Context) (int, error)     { return 0, errIdle }
 
 func must(t *testing.T, err error) {
 	t.Helper()

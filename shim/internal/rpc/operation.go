@@ -6,6 +6,8 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -164,15 +166,11 @@ type operations struct {
 	mu       sync.Mutex // guards the fields below; held only briefly
 	inFlight map[registry.OperationID]*operation
 	closed   bool
-	// changed is closed when an operation ends, or starts to wait for the end of a pause. It is nil without a waiter.
-	changed chan struct{}
 }
 
 // operation is one mutating call in flight. The fields after done are set before done is closed.
 type operation struct {
 	call      registry.Call
-	since     time.Time
-	waits     bool // waits for the end of a pause; guarded by operations.mu
 	done      chan struct{}
 	answer    any
 	err       error
@@ -196,7 +194,7 @@ func (o *operations) start(call registry.Call) (running *operation, first bool, 
 	if o.inFlight == nil {
 		o.inFlight = map[registry.OperationID]*operation{}
 	}
-	running = &operation{call: call, since: time.Now(), done: make(chan struct{})}
+	running = &operation{call: call, done: make(chan struct{})}
 	o.inFlight[call.ID] = running
 	return running, true, nil
 }
@@ -206,25 +204,6 @@ func (o *operations) finish(running *operation) {
 	defer o.mu.Unlock()
 	delete(o.inFlight, running.call.ID)
 	close(running.done)
-	o.wake()
-}
-
-// paused records whether a CSI call of the operation waits for the end of a pause.
-func (o *operations) paused(op registry.OperationID, waits bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if running := o.inFlight[op]; running != nil {
-		running.waits = waits
-		o.wake()
-	}
-}
-
-// wake wakes a waiting close.
-func (o *operations) wake() {
-	if o.changed != nil {
-		close(o.changed)
-		o.changed = nil
-	}
 }
 
 // join waits for an operation that another call has started. again means that the other caller gave up, so this call
@@ -242,50 +221,26 @@ func join[T any](ctx context.Context, running *operation) (answer T, again bool,
 	return answer, false, running.err
 }
 
-// close refuses new operations and waits for those in flight. If long > 0, it does not wait for operations that are
-// older than long, or that wait for the end of a pause.
-func (o *operations) close(ctx context.Context, long time.Duration) error {
-	for {
-		changed, wait := o.refuseNew(long)
-		if changed == nil {
-			return nil
-		}
-		timer := time.NewTimer(wait)
-		select {
-		case <-changed:
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return context.Cause(ctx)
-		}
-		timer.Stop()
-	}
-}
-
-// noLimit stands for a long of 0 or less. close then waits for each operation that is younger than this.
-const noLimit = 24 * time.Hour
-
-// refuseNew refuses new operations. It returns how long to wait for those in flight, and a channel that is closed when
-// one of them changes. If there is no operation to wait for, the channel is nil.
-func (o *operations) refuseNew(long time.Duration) (changed chan struct{}, wait time.Duration) {
+// close refuses new operations.
+func (o *operations) close() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.closed = true
-	if long <= 0 {
-		long = noLimit
-	}
-	for _, running := range o.inFlight {
-		if long == noLimit || !running.waits {
-			wait = max(wait, long-time.Since(running.since))
+}
+
+// await waits for the operations in flight, once new ones are refused.
+func (o *operations) await(ctx context.Context) error {
+	o.mu.Lock()
+	inFlight := slices.Collect(maps.Values(o.inFlight))
+	o.mu.Unlock()
+	for _, running := range inFlight {
+		select {
+		case <-running.done:
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
 	}
-	if wait <= 0 {
-		return nil, 0
-	}
-	if o.changed == nil {
-		o.changed = make(chan struct{})
-	}
-	return o.changed, wait
+	return nil
 }
 
 func (o *operations) open() {

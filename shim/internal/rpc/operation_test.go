@@ -147,21 +147,23 @@ func TestMutatingCallNeedsAnIDAndThisNode(t *testing.T) {
 	})
 }
 
-// Quiesce waits for running operations, lets their replays join, and refuses new operations until Resume.
-func TestQuiesceRefusesNewAndWaitsForRunning(t *testing.T) {
+// A quiesced server refuses new operations until Resume, and lets replays of running ones join. AwaitCalls waits for
+// the running ones.
+func TestQuiescedServerAwaitsRunningOperations(t *testing.T) {
 	inBubble(t, func(t *testing.T, e *operationEnv) {
 		e.want(t.Context(), "op-1", nil)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := e.server.Quiesce(ctx, 0); !errors.Is(err, context.DeadlineExceeded) {
+		e.server.Quiesce()
+		if err := e.server.AwaitCalls(ctx); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("it did not wait: %v", err)
 		}
 		quiet := false
-		e.calls.Go(func() { must(t, e.server.Quiesce(t.Context(), 0)); quiet = true })
+		e.calls.Go(func() { must(t, e.server.AwaitCalls(t.Context())); quiet = true })
 		e.want(t.Context(), "op-1", nil)
 		e.want(t.Context(), "op-2", errNotActive)
 		if quiet {
-			t.Error("Quiesce did not wait for the running call")
+			t.Error("AwaitCalls did not wait for the running call")
 		}
 		e.open(1)
 		e.server.Resume()
@@ -170,46 +172,43 @@ func TestQuiesceRefusesNewAndWaitsForRunning(t *testing.T) {
 	})
 }
 
-// A Quiesce with a limit does not wait for an operation whose next CSI call is paused. If the pause ends, the operation
-// continues. If this shim releases the state, the next shim runs the operation.
-func TestQuiesceDoesNotWaitForAPausedCall(t *testing.T) {
-	for _, released := range []bool{false, true} {
-		inBubble(t, func(t *testing.T, e *operationEnv) {
-			var pause intent.Pause
-			sent := 0
-			active := *e.server.active.Load()
-			active.Pause = &pause
-			e.server.Set(&active)
-			e.calls.Go(func() {
-				req := &pb.ReleaseAllocRequest{Call: &pb.Call{OperationId: "op-1"}}
-				_, err := mutate(t.Context(), e.server, "Test.Call", req,
-					func(ctx context.Context, _ *Active, _ registry.Call) (string, error) {
-						time.Sleep(2 * time.Millisecond)
-						return "", intent.Sender{State: e.log, Now: time.Now, Pause: &pause}.Send(ctx, intent.Call{
-							Intent: registry.Intent{Operation: "op-1",
-								Volume: registry.VolumeKey{Plugin: "p", External: "v"}, RPC: registry.NodeStageRPC},
-							Do: func(context.Context) error { sent++; return nil },
-						})
-					})
-				if released != notActive(err) || released != (sent == 0) {
-					t.Errorf("released %t: it got %v, and has sent %d", released, err, sent)
-				}
-			})
-			synctest.Wait()
-			pause.Begin()
-			began := time.Now()
-			must(t, e.server.Quiesce(t.Context(), 10*time.Millisecond))
-			if took := time.Since(began); took != 2*time.Millisecond {
-				t.Errorf("released %t: Quiesce waited for %v", released, took)
+// An operation that is between two commits when its shim releases the state is awaited. Its next commit is refused, and
+// it gets no answer. The next shim runs it again.
+func TestOperationBetweenTwoCommitsIsCutByARelease(t *testing.T) {
+	inBubble(t, func(t *testing.T, e *operationEnv) {
+		call := func(e *operationEnv) (string, error) {
+			return mutate(t.Context(), e.server, "Test.Call",
+				&pb.ReleaseAllocRequest{Call: &pb.Call{OperationId: "op-1"}},
+				func(ctx context.Context, a *Active, call registry.Call) (string, error) {
+					must(t, a.store(ctx, []registry.Record{volume("data")}))
+					<-e.gate
+					return "done", a.store(ctx, call.Answered("done"))
+				})
+		}
+		e.calls.Go(func() {
+			if _, err := call(e); !errors.Is(err, errNotActive) {
+				t.Errorf("it got %v", err)
 			}
-			if released {
-				e.release(registry.Errorf(registry.ErrUnavailable, "%w", intent.ErrReleased))
-			} else {
-				pause.End()
-			}
-			e.calls.Wait()
 		})
-	}
+		synctest.Wait()
+		e.server.Quiesce()
+		e.release(registry.Errorf(registry.ErrUnavailable, "%w", intent.ErrReleased))
+		awaited := false
+		e.calls.Go(func() { must(t, e.server.AwaitCalls(t.Context())); awaited = true })
+		if synctest.Wait(); awaited {
+			t.Error("AwaitCalls did not wait for it")
+		}
+		close(e.gate)
+		e.calls.Wait()
+		next := newOperationEnv(t, e.log.Reopen())
+		if commits := e.log.Commits(); commits != 1 {
+			t.Errorf("%d commits, want 1", commits)
+		}
+		close(next.gate)
+		if answer, err := call(next); answer != "done" || err != nil {
+			t.Errorf("the next shim answers %q, %v", answer, err)
+		}
+	})
 }
 
 // An error that only reports the end of this shim is not passed on, so that the host asks the next shim.

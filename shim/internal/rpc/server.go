@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"sync/atomic"
-	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc"
@@ -20,7 +19,6 @@ import (
 	"holdfast/shim/internal/cluster"
 	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/endpoint"
-	"holdfast/shim/internal/intent"
 	"holdfast/shim/internal/node"
 	"holdfast/shim/internal/task"
 )
@@ -33,9 +31,8 @@ type Life interface {
 	// Rehearse tries to take over the copy of the state in the file, as Activate would take over the state itself.
 	Rehearse(ctx context.Context, copied string) (Rehearsal, error)
 	Activate(ctx context.Context, h Handover) error
-	// Quiesce refuses new mutating calls and waits for those in flight. If long > 0, it does not wait for calls older
-	// than long, nor for those that wait to start a CSI call. It returns the number of open intents.
-	Quiesce(ctx context.Context, long time.Duration) (openIntents int, err error)
+	// Quiesce refuses new mutating calls. It returns the number of open intents.
+	Quiesce(ctx context.Context) (openIntents int, err error)
 	// Release closes the state and returns its last revision.
 	Release(ctx context.Context) (registry.Revision, error)
 	Snapshot(ctx context.Context, write func(chunk []byte) error) (registry.Seq, error)
@@ -108,7 +105,6 @@ type Active struct {
 	Snapshots  *controller.Snapshots
 	Literals   *Literals
 	Cluster    *cluster.Node   // nil: the node shares nothing
-	Pause      *intent.Pause   // nil: calls are never paused
 	Context    context.Context // ends when the shim is not active any more; the cause says why
 }
 
@@ -142,20 +138,14 @@ func New(life Life, callbacks *Callbacks, log hclog.Logger) *Server {
 	return &Server{life: life, callbacks: callbacks, log: log, services: map[string]service{}}
 }
 
-// Set makes the server serve a. If a is nil, the server serves as a candidate. Quiesce learns from a.Pause which
-// operations wait for the end of a pause.
-func (s *Server) Set(a *Active) {
-	if a != nil && a.Pause != nil {
-		a.Pause.Notify(s.operations.paused)
-	}
-	s.active.Store(a)
-}
+// Set makes the server serve a. If a is nil, the server serves as a candidate.
+func (s *Server) Set(a *Active) { s.active.Store(a) }
 
-// Quiesce refuses new mutating calls and waits for those in flight, until ctx ends, as Life.Quiesce does. The host
-// repeats refused calls at the next shim.
-func (s *Server) Quiesce(ctx context.Context, long time.Duration) error {
-	return s.operations.close(ctx, long)
-}
+// Quiesce refuses new mutating calls. The host repeats them at the next shim.
+func (s *Server) Quiesce() { s.operations.close() }
+
+// AwaitCalls waits until ctx ends for the mutating calls in flight.
+func (s *Server) AwaitCalls(ctx context.Context) error { return s.operations.await(ctx) }
 
 // Resume accepts mutating calls again.
 func (s *Server) Resume() { s.operations.open() }
