@@ -52,10 +52,9 @@ func newVolumeCreate(p *program, verb, short string,
 				ctx, client, stop := p.interruptible(c, wait)
 				defer stop()
 				client.OnNode = node
-				began := time.Now()
 				vol, err := do(client, ctx, src)
 				return show(p, withHint(err, hint), vol,
-					writeCreated(map[string]string{"create": "created by", "register": "registered with"}[verb], began))
+					writeCreated(map[string]string{"create": "created by", "register": "registered with"}[verb]))
 			})
 		},
 	}
@@ -65,15 +64,11 @@ func newVolumeCreate(p *program, verb, short string,
 	return c
 }
 
-// writeCreated returns a function that reports a created volume. verb is "created by" or "registered with". A volume
-// with a record from before the command began existed already.
-func writeCreated(verb string, began time.Time) func(io.Writer, control.Volume) error {
+// writeCreated returns a function that reports a created volume. verb is "created by" or "registered with".
+func writeCreated(verb string) func(io.Writer, control.Volume) error {
 	return func(to io.Writer, v control.Volume) error {
 		for _, d := range v.Warnings {
 			fmt.Fprintln(to, d)
-		}
-		if v.Since.Before(began) {
-			verb = "exists already, and matches: " + verb
 		}
 		_, err := fmt.Fprintf(to, "volume %s %s plugin %s (external ID %s)\n", v.VolumeName(), verb, v.Plugin,
 			v.External)

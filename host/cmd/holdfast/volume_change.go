@@ -119,10 +119,9 @@ func newVolumeAdopt(p *program) *cobra.Command {
 			}
 			ctx, client, stop := p.interruptible(c, wait)
 			defer stop()
-			began := time.Now()
 			vol, err := client.AdoptVolume(ctx, src)
 			err = withHint(err, "the agent may still register the volume; to resume, run the command again")
-			return show(p, err, vol, writeCreated("registered with", began))
+			return show(p, err, vol, writeCreated("registered with"))
 		},
 	}
 	namespaceFlag(c, "volume", &f.namespace)
