@@ -5,6 +5,9 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
+	"strings"
 
 	"holdfast/host"
 	"holdfast/host/agent/taskdriver"
@@ -114,7 +117,12 @@ func (r *AllocRecord) findTask(task host.TaskName) (*TaskRecord, error) {
 	if rec, known := r.Tasks[task]; known {
 		return rec, nil
 	}
-	return nil, registry.Errorf(registry.ErrNotFound, "alloc %s has no task %q", short(r.ID), task)
+	var names []string
+	for _, name := range slices.Sorted(maps.Keys(r.Tasks)) {
+		names = append(names, string(name))
+	}
+	return nil, registry.Errorf(registry.ErrNotFound, "alloc %s has no task %q; its tasks: %s", short(r.ID), task,
+		strings.Join(names, ", "))
 }
 
 // Exec returns a function that runs a program in a task, as taskdriver.Executor describes it. The task must be running.

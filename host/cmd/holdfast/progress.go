@@ -77,7 +77,10 @@ func (l *lines) event(e host.Event) error {
 	return nil
 }
 
-func short[T ~string](id T) string { return string(id[:min(8, len(id))]) }
+func short[T ~string](id T) string { return string(id[:min(shortID, len(id))]) }
+
+// shortID is the length of the shortest beginning of an alloc's ID that the agent accepts.
+const shortID = 8
 
 // drainTimeout bounds the wait for past events at the end.
 const drainTimeout = 30 * time.Second

@@ -42,6 +42,8 @@ func (p *program) resolving(run runFunc, listers []lister) runFunc {
 			switch {
 			case len(like) == 0:
 				return err
+			case isPrefix && i == 0 && c.Parent().Name() == "alloc" && len(arg) >= shortID:
+				continue // the agent has found the alloc
 			case isPrefix && slices.Contains(readOnly, c.Name()) && len(like) == 1:
 				resolved[i] = like[0]
 			case isPrefix && slices.Contains(readOnly, c.Name()):
@@ -94,6 +96,17 @@ type failures []error
 func (f failures) Error() string   { return errors.Join(f...).Error() }
 func (f failures) Unwrap() []error { return f }
 
+// err returns nil without failures, and the only failure itself.
+func (f failures) err() error {
+	switch len(f) {
+	case 0:
+		return nil
+	case 1:
+		return f[0]
+	}
+	return f
+}
+
 // each calls do for each argument, and continues after a failure. It ends early if the remaining calls would fail in
 // the same way.
 func each[T any](list []T, do func(T) error) error {
@@ -110,11 +123,5 @@ func each[T any](list []T, do func(T) error) error {
 			break
 		}
 	}
-	switch len(failed) {
-	case 0:
-		return nil
-	case 1:
-		return failed[0]
-	}
-	return failed
+	return failed.err()
 }

@@ -55,6 +55,9 @@ func (a *Allocs) abandonedClaims(
 ) (claims []registry.Claim, err error) {
 	err = registry.Confirm(ctx, a.State, func(v registry.View) error {
 		claims = slices.DeleteFunc(v.ClaimsOf(id), func(c registry.Claim) bool { return c.Name != name })
+		if _, known := v.Volume(name); len(claims) == 0 && !known {
+			return registry.Errorf(registry.ErrNotFound, "volume %s not found", name)
+		}
 		if len(claims) == 0 {
 			return registry.Errorf(registry.ErrNotFound, "alloc %s has no claim on volume %s", id, name)
 		}
