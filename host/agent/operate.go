@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -159,7 +160,8 @@ type LogOptions struct {
 	Tail   int  // copy only the last lines of the present output; 0: all
 }
 
-// Logs copies the kept output of all attempts of a task. With Follow it copies until the running attempt has ended.
+// Logs copies the kept output of all attempts of a task. With Follow it copies until the running attempt has ended. If
+// no attempt has started, it returns ErrConflict.
 func (a *Agent) Logs(ctx context.Context, id host.AllocID, task host.TaskName, o LogOptions, to io.Writer) error {
 	r, err := a.findAlloc(id)
 	if err != nil {
@@ -173,8 +175,12 @@ func (a *Agent) Logs(ctx context.Context, id host.AllocID, task host.TaskName, o
 		return registry.Errorf(registry.ErrNotFound,
 			"logs of alloc %s were removed: a job keeps those of its last %d ended allocs", short(id), maxEnded)
 	}
+	if rec.Handle == nil && !taskdriver.HasOutput(a.dirs(id).task(task)) {
+		return registry.Errorf(registry.ErrConflict, "task %q of alloc %s has not started: %s", task, short(id),
+			cmp.Or(rec.Reason, r.Reason, "it is "+string(rec.State)))
+	}
 	d := a.drivers[r.task(task).Driver]
-	if d == nil || rec.Attempt == 0 {
+	if d == nil {
 		return nil
 	}
 	h := taskdriver.Handle{ID: attemptID(id, task, rec.Attempt), Dir: a.dirs(id).task(task)}

@@ -92,6 +92,9 @@ type Task struct {
 	Notes    []string        `json:"driver_notes,omitempty"`
 }
 
+// Ran reports whether an attempt of the task is known to have run and ended.
+func (t Task) Ran() bool { return t.Signal != 0 || t.ExitCode != nil && *t.ExitCode >= 0 }
+
 // AllocVolume is an alloc's use of a volume.
 type AllocVolume struct {
 	Request   registry.RequestName `json:"request"`

@@ -93,6 +93,15 @@ func logNumbers(dir string, s Stream) []int {
 	return numbers
 }
 
+// HasOutput reports whether the log files in the directory of a task have output.
+func HasOutput(taskDir string) bool {
+	entries, _ := os.ReadDir(filepath.Join(taskDir, "logs"))
+	return slices.ContainsFunc(entries, func(e fs.DirEntry) bool {
+		info, err := e.Info()
+		return err == nil && info.Size() > 0
+	})
+}
+
 // followInterval is how often a follower reads the files.
 const followInterval = 100 * time.Millisecond
 

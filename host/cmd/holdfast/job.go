@@ -177,8 +177,11 @@ func (p *program) awaitJob(ctx context.Context, job control.Job) (control.Job, e
 func failedAlloc(j control.Job) error {
 	for _, a := range j.Allocs {
 		if a.State == "failed" && !a.Replaced {
-			return fmt.Errorf("alloc %s failed: %s; to see its output: holdfast job logs --tail 20 %s", a.ID, a.Reason,
-				display.Quote(j.ID))
+			err := fmt.Errorf("alloc %s failed: %s", a.ID, a.Reason)
+			if slices.ContainsFunc(a.Tasks, control.Task.Ran) {
+				err = fmt.Errorf("%w; to see its output: %s", err, display.Command("holdfast job logs --tail 20", j.ID))
+			}
+			return err
 		}
 	}
 	return nil

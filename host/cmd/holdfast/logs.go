@@ -159,23 +159,20 @@ func (f *logFlags) copy(
 	})
 }
 
-// callAll calls do for each item until one call fails. With concurrently it makes all calls at the same time.
+// callAll calls do for each item. With concurrently it makes all calls at the same time. It returns equal errors once.
 func callAll[T any](list []T, concurrently bool, do func(T) error) error {
-	if !concurrently {
-		for _, item := range list {
-			if err := do(item); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
 	var wg sync.WaitGroup
 	errs := make([]error, len(list))
 	for i, item := range list {
 		wg.Go(func() { errs[i] = do(item) })
+		if !concurrently {
+			wg.Wait()
+		}
 	}
 	wg.Wait()
-	return errors.Join(errs...)
+	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
+	errs = slices.CompactFunc(errs, func(x, y error) bool { return x.Error() == y.Error() })
+	return failures(errs).err()
 }
 
 // maxLine bounds the part of a line that is kept in memory, because a task may never write a line break. A longer line
