@@ -2,10 +2,12 @@ package agent
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
 	"holdfast/host"
+	"holdfast/internal/display"
 	"holdfast/registry"
 )
 
@@ -106,6 +108,15 @@ func isClosed(c <-chan struct{}) bool {
 	default:
 		return false
 	}
+}
+
+// DescribeDrain returns that the node is drained, and the command that ends the drain. It is empty without a drain.
+func (a *Agent) DescribeDrain() string {
+	if !a.drained.Load() {
+		return ""
+	}
+	return fmt.Sprintf("node %s is drained; to end that: %s", a.node.Name,
+		display.Command("holdfast node drain --off", a.node.Name))
 }
 
 // stopsAll reports whether all allocs are being stopped, rank by rank. Until that is over, no alloc may be placed.

@@ -13,7 +13,6 @@ import (
 	"holdfast/hooks"
 	"holdfast/host"
 	"holdfast/host/agent/taskdriver"
-	"holdfast/internal/display"
 	"holdfast/registry"
 )
 
@@ -230,9 +229,8 @@ func (a *Agent) acceptsWork() error {
 	if a.shuttingDown.Load() {
 		return registry.Errorf(registry.ErrUnavailable, "this agent is shutting down and stops all jobs")
 	}
-	if a.drained.Load() {
-		return registry.Errorf(registry.ErrUnavailable, "node %s is drained; to end that: holdfast node drain --off %s",
-			a.node.Name, display.Quote(a.node.Name))
+	if drain := a.DescribeDrain(); drain != "" {
+		return registry.Errorf(registry.ErrUnavailable, "%s", drain)
 	}
 	return a.checkSpace()
 }

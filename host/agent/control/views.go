@@ -14,7 +14,7 @@ func (s *Server) jobView(j *agent.JobRecord, all []*agent.AllocRecord) Job {
 	}
 	out.Roll = s.rollView(j)
 	if out.Status == agent.AllocPending {
-		out.Waits = cmp.Or(s.agent.Shortage(), s.agent.DescribePaused(j.Job.ID))
+		out.Waits = cmp.Or(s.agent.DescribeDrain(), s.agent.Shortage(), s.agent.DescribePaused(j.Job.ID))
 	}
 	counts := map[string]map[agent.AllocState]int{}
 	_, fills := j.Slots()

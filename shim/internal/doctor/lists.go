@@ -98,6 +98,10 @@ func (d *Doctor) listable(r Records) (list []registry.Instance, unexamined []Une
 		case d.Lister == nil:
 			u = unlisted(id, "no plugin is asked while no agent runs",
 				"start the agent, then run holdfast doctor again")
+		case !found && r.Drained:
+			end := display.Command("holdfast node drain --off", string(d.Node))
+			u = unlisted(id, fmt.Sprintf("node %s is drained", d.Node), "end that: "+end+
+				", then run holdfast doctor again")
 		case !found:
 			u = unlisted(id, "it has no controller now", "start the job of the plugin, then run holdfast doctor again")
 		case in.Health.State != registry.Healthy:

@@ -20,6 +20,7 @@ type Records struct {
 	Instances  []registry.Instance // the newest first
 	// Executors are the other nodes that make the controller calls of plugins.
 	Executors map[registry.PluginID]registry.NodeName
+	Drained   bool // this node is drained, so that no plugin runs on it
 }
 
 // Placement is where a volume is attached and staged. It has at least one of the two.
@@ -40,11 +41,13 @@ func RecordsOf(v registry.View, this registry.NodeName) Records {
 			executors[e.Plugin] = e.Holder
 		}
 	}
+	node, _ := v.Node(this)
+	_, drained := node.Drains()
 	return Records{
 		Volumes:    slices.DeleteFunc(v.Volumes(), func(v registry.Volume) bool { return other(v.Node) }),
 		Placements: placementsOf(v, this), Refs: v.AllRefs(),
 		Claims:  slices.DeleteFunc(v.AllClaims(), func(c registry.Claim) bool { return this != "" && c.Node != this }),
-		Intents: v.Intents(), Instances: v.AllInstances(), Executors: executors,
+		Intents: v.Intents(), Instances: v.AllInstances(), Executors: executors, Drained: drained,
 	}
 }
 
