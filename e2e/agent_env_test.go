@@ -349,6 +349,11 @@ func (a *agentEnv) result(what string, done <-chan error) error {
 // hclFile is a file of testdata/hcl with replacements and the values of its variables.
 func (a *agentEnv) hclFile(name string, replace ...string) (control.Submission, error) {
 	text, err := os.ReadFile(filepath.Join("testdata/hcl", name))
+	for i := 0; i < len(replace); i += 2 {
+		if err == nil && !bytes.Contains(text, []byte(replace[i])) {
+			err = fmt.Errorf("%s has no %q", name, replace[i])
+		}
+	}
 	src := control.Submission{Name: name, Text: []byte(strings.NewReplacer(replace...).Replace(string(text)))}
 	src.Variables = map[string]string{}
 	if name == "fake.hcl" {

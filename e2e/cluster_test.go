@@ -48,8 +48,8 @@ func (e *env) etcd() *clientv3.Client {
 	return client
 }
 
-// TestNodesShareVolumes creates, uses and deletes volumes at two nodes. The first one makes the controller calls: swaps
-// of the shims hand nothing over.
+// TestNodesShareVolumes creates, uses and deletes volumes at two nodes. The first one makes all controller
+// calls, because a swap of a shim hands nothing over.
 func TestNodesShareVolumes(t *testing.T) {
 	t.Parallel()
 	nodes := newCluster(t, 2, nil, allCaps...)
@@ -89,6 +89,8 @@ func TestNodesShareVolumes(t *testing.T) {
 	if executors != 1 {
 		t.Errorf("%d nodes became the executor", executors)
 	}
+	a.stopPlugin(pa) // the executor's: the other candidate takes over at once
+	b.must(b.create("vol-c"))
+	b.must(b.delete("vol-c"))
 	b.stopPlugin(pb)
-	a.stopPlugin(pa)
 }

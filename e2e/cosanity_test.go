@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Holdfast keeps the rules of CSI with a plugin that crashes. make cosanity, as in CI, runs all scenarios.
+// Holdfast keeps the rules of CSI with a plugin that crashes. CI runs all scenarios (make cosanity).
 func TestHoldfastPassesCosanity(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("real mounts need root")

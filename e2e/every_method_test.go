@@ -45,13 +45,13 @@ func TestNoFailedCall(t *testing.T) {
 			tr.startAll()
 			for _, methods := range methodGroups {
 				for tries := 1; len(methods) > 0; tries++ {
-					tr.waitCalls("CreateVolume", "PrepareAlloc", "ReleaseAlloc", "Volumes", "TaskStarted")
+					tr.waitCalls("CreateVolume", "PrepareAlloc", "ReleaseAlloc", "Volumes", "TaskStarted", "ServeCSI")
 					if methods = disturb(methods); tries == maxTries && len(methods) > 0 {
 						t.Fatalf("%d shims were not killed while calls of %v were under way", tries, methods)
 					}
 				}
 			}
-			tr.waitCalls("CreateVolume", "PrepareAlloc", "ReleaseAlloc", "Sync", "Doctor")
+			tr.waitCalls("CreateVolume", "PrepareAlloc", "ReleaseAlloc", "Sync", "Doctor", "ServeCSI")
 			stop()
 			tr.stopPlugin(tr.plugin)
 			tr.verify()

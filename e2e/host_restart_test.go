@@ -22,6 +22,32 @@ import (
 	"holdfast/internal/proc"
 )
 
+// A host that comes back names what still runs. Other allocs are released without a request.
+func TestHostComesBack(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t, allCaps...)
+	p := e.addPlugin("alloc-p", csifake.Monolith)
+	e.must(e.create("kept"))
+	e.must(e.create("lost"))
+	kept := e.group("alloc-kept", request{source: "kept"})
+	path, err := e.prepare(kept)
+	e.must(err)
+	e.writeFile(path, "f", "x")
+	e.use("alloc-lost", request{source: "lost"})
+	e.reopen([]*pluginTask{p}, kept)
+	e.waitReleased("alloc-lost")
+	e.must(e.delete("lost"))
+	e.wantFile(path, "f", "x")
+	again, err := e.prepare(kept)
+	e.must(err)
+	if again != path {
+		t.Errorf("prepared again, the volume is at %s, not %s", again, path)
+	}
+	e.must(e.release("alloc-kept"))
+	e.must(e.delete("kept"))
+	e.stopPlugin(p)
+}
+
 // A running task that the shim cannot take over delays neither the host nor later shims.
 func TestOneOddTaskHoldsUpNothing(t *testing.T) {
 	t.Parallel()

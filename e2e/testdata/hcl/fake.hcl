@@ -9,14 +9,14 @@ variable "csifake" {}
 variable "args" {
   type        = list(string)
   default     = []
-  description = "more arguments, which replace the same ones below"
+  description = "further arguments; of a flag that is given twice, this one counts"
 }
 
 variables {
   count         = 1
   version       = "1.0.0"
   ids           = "" # form of the ids of volumes
-  caps          = "" # more capabilities, each after a comma
+  caps          = "" # more capabilities, each with a comma before it
   health        = "30s"
   interval      = "1s"
   timeout       = "30s"

@@ -1,10 +1,10 @@
 # A job that runs on a volume until it is stopped.
 
 variables {
-  id     = "user"
-  volume = "disk"
+  id     = "user" # of the job; the group is always "user", the task "use"
+  volume = "disk" # mounted at /disk
   mode   = "single-node-writer"
-  does   = "echo here >>/disk/line"
+  does   = "echo here >>/disk/line" # shell commands before the endless loop
 }
 
 job "user" {

@@ -394,6 +394,10 @@ func TestForm(t *testing.T) {
 	with(&later, "one", "two")
 	for range 3 {
 		with(&released, "two", "three")
+		record := onDisk(t, path)[registry.AllocRecord("a")]
+		if want := (object{"job": "two"}); !reflect.DeepEqual(record["labels"], want) {
+			t.Errorf("the build that does not know the new place leaves %v there", record["labels"])
+		}
 		with(&later, "three", "two")
 	}
 	record := onDisk(t, path)[registry.AllocRecord("a")]
