@@ -7,6 +7,7 @@ import (
 	"net/url"
 
 	"holdfast/host"
+	"holdfast/host/agent"
 	"holdfast/registry"
 )
 
@@ -35,15 +36,15 @@ func (c *Client) JobSource(ctx context.Context, id string) (JobSource, error) {
 	return get[JobSource](ctx, c, "/job/"+segment(id)+"/source")
 }
 
-// postStartJob submits a job again as it was submitted last. It changes nothing if the job has not ended.
+// postStartJob submits the current version of a job again. It changes nothing if the job has not ended or is complete.
 func (s *Server) postStartJob(r *http.Request) (any, error) {
 	rec, err := s.agent.Job(r.PathValue("id"))
 	if err != nil {
 		return nil, err
 	}
 	all := s.agent.Allocs()
-	switch {
-	case !rec.Stopped && !jobStatus(rec, all).Ended():
+	switch status := jobStatus(rec, all); {
+	case !rec.Stopped && (!status.Ended() || status == agent.AllocComplete):
 		return s.jobView(rec, all), nil
 	case len(rec.Source.Text) == 0:
 		return nil, registry.Errorf(registry.ErrUnsupported,
@@ -52,7 +53,8 @@ func (s *Server) postStartJob(r *http.Request) (any, error) {
 	return s.postJob(r, rec.Source)
 }
 
-// StartJob submits a stopped or failed job again as it was submitted last. It changes nothing if the job has not ended.
+// StartJob submits the current version of a stopped or failed job again. It changes nothing if the job has not ended or
+// is complete.
 func (c *Client) StartJob(ctx context.Context, id string) (Job, error) {
 	return post[Job](ctx, c, "/job/"+segment(id)+"/start", nil)
 }

@@ -59,9 +59,10 @@ func newJobStart(p *program) *cobra.Command {
 	wait := false
 	c := &cobra.Command{
 		Use: "start ID...", Short: "Start stopped jobs again",
-		Long: `Start stopped or failed jobs again, from the files and variables with which they
-were submitted last. The agent has stored these. A job that has not ended keeps
-running.
+		Long: `Start stopped or failed jobs again, from the text and variables of their current
+version, which the agent has stored. Files that file() names are read again. A
+version that had not taken over when the job was stopped is not started. A job
+that has not ended keeps running. Complete batch jobs do not run again.
 
 With --wait the exit code is 1 if an alloc fails.`,
 		RunE: func(c *cobra.Command, args []string) error {
