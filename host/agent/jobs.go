@@ -407,8 +407,8 @@ func (a *Agent) remainingError(err error) error {
 	var names []string
 	for _, r := range unended(a.Allocs(), lastRank) {
 		text := fmt.Sprintf("%s is %s", a.describeAlloc(r.ID), r.State)
-		if r.Reason != "" {
-			text += ": " + r.Reason
+		if why := r.Why(); why != "" {
+			text += ": " + why
 		}
 		names = append(names, text)
 	}

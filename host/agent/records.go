@@ -361,8 +361,10 @@ func (r *AllocRecord) Why() string {
 		if why == "" || rec.State == TaskDead && !rec.Failed {
 			continue
 		}
-		if rec.Attempt > 1 {
-			why += fmt.Sprintf("; attempt %d", rec.Attempt)
+		if rec.Attempt > 1 && (rec.State == TaskStarting || rec.State == TaskRunning) {
+			why += fmt.Sprintf("; now attempt %d", rec.Attempt)
+		} else if rec.Attempt > 1 {
+			why += fmt.Sprintf(" (attempt %d)", rec.Attempt)
 		}
 		texts = append(texts, fmt.Sprintf("task %s: %s", t.Name, why))
 	}

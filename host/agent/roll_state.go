@@ -56,8 +56,8 @@ func (a *Agent) DescribeRoll(j *JobRecord) string {
 	}
 	for _, r := range list {
 		text += fmt.Sprintf("; alloc %s is %s", short(r.ID), r.State)
-		if r.Reason != "" {
-			text += ": " + r.Reason
+		if why := r.Why(); why != "" {
+			text += ": " + why
 		}
 	}
 	return text

@@ -201,7 +201,7 @@ func TestRequestedRestartHappensOncePerAttempt(t *testing.T) {
 		}
 		request(1)
 		e.awaitAttempt("disk", "plugin", 2)
-		const why = "task plugin: the shim requested a restart: heartbeats missed; attempt 2"
+		const why = "task plugin: the shim requested a restart: heartbeats missed; now attempt 2"
 		if got := e.agent.record(r.ID).Why(); got != why {
 			e.Errorf("why %q, want %q", got, why)
 		}

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -186,8 +187,8 @@ func (s *Server) describeUnhealthy(ctx context.Context, j Job) (texts []string) 
 					break
 				}
 			}
-			if t.Reason != "" {
-				text += ": " + t.Reason
+			if why := cmp.Or(t.Reason, a.Reason); why != "" {
+				text += ": " + why
 			}
 			texts = append(texts, text)
 		}

@@ -176,7 +176,7 @@ func writePlugin(to io.Writer, p control.Plugin) error {
 		}
 	}
 	err := columns(to, about)
-	roles := newTable("ROLE", "HEALTHY", "EXPECTED", "LAST ERROR")
+	roles := newTable("ROLE", "HEALTHY", "EXPECTED", "REASON")
 	for _, r := range p.Roles {
 		roles.add(r.Role, r.Healthy, r.Expected, r.Reason)
 	}
