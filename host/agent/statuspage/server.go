@@ -25,7 +25,7 @@ const (
 	renderPause  = time.Second      // between two renders; all browsers share a render
 	openMax      = 128              // connections; further ones wait
 	writeLimit   = 10 * time.Second // for a browser to receive the page
-	shutdownTime = 2 * time.Second  // for running answers when the agent ends
+	shutdownTime = 4 * time.Second  // for running answers when the agent ends; longer than a render
 )
 
 // Sources provide the contents of the page. All fields are required.

@@ -1,4 +1,4 @@
-// Shows changes within about two seconds. Without this script the page is complete too, but has to be reloaded.
+// Shows changes within about three seconds. Without this script the page is complete too, but has to be reloaded.
 "use strict";
 
 const live = document.getElementById("live");
