@@ -65,7 +65,7 @@ type attributes struct{ errs []error }
 // add adds an error, unless it is nil.
 func (a *attributes) add(err error) {
 	if err != nil {
-		a.errs = append(a.errs, err)
+		a.errs = append(a.errs, taskdriver.EachError(err)...)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -49,11 +50,34 @@ func EachError(err error) []error {
 	return []error{err}
 }
 
-// Decode decodes a part of a job that travels as JSON. Errors begin with what, the name of the part.
+// Decode decodes a part of a job that travels as JSON. Errors begin with what, the name of the part. Each attribute of
+// a struct is decoded by itself, so that an error of one hides no others.
 func Decode(what string, text json.RawMessage, into any) error {
 	if len(text) == 0 {
 		return nil
 	}
+	var attributes map[string]json.RawMessage
+	if reflect.TypeOf(into).Elem().Kind() != reflect.Struct || json.Unmarshal(text, &attributes) != nil {
+		return decode(what, what, text, into)
+	}
+	var errs configErrors
+	for _, name := range slices.Sorted(maps.Keys(attributes)) {
+		one, err := json.Marshal(map[string]json.RawMessage{name: attributes[name]})
+		if err == nil {
+			err = decode(what, what+": "+name, one, into)
+		}
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if errs == nil {
+		return nil
+	}
+	return errs
+}
+
+// decode decodes text. Errors that json does not ascribe to a field begin with name.
+func decode(what, name string, text json.RawMessage, into any) error {
 	err := json.Unmarshal(text, into)
 	if e, is := errors.AsType[*json.UnmarshalTypeError](err); is {
 		want := "a string"
@@ -71,7 +95,7 @@ func Decode(what string, text json.RawMessage, into any) error {
 		return registry.Invalid("%s: %s cannot be a JSON %s; write %s", what, e.Field, e.Value, want)
 	}
 	if err != nil {
-		return registry.Invalid("%s: %w", what, err)
+		return registry.Invalid("%s: %w", name, err)
 	}
 	return nil
 }

@@ -209,12 +209,13 @@ func TestPullReportsItsProgress(t *testing.T) {
 
 func TestDecodeSaysWhatToWrite(t *testing.T) {
 	for text, want := range map[string]string{
-		`{"labels":"x"}`:        "config: labels cannot be a JSON string; write a block",
-		`{"mount":["x"]}`:       "write a block",
-		`{"args":"x"}`:          "write a list",
-		`{"oom_score_adj":"x"}`: "write a whole number",
-		`{"image":{}}`:          "write a string",
-		`{"init":"x"}`:          "write true or false",
+		`{"labels":"x"}`:           "config: labels cannot be a JSON string; write a block",
+		`{"mount":["x"]}`:          "write a block",
+		`{"args":"x"}`:             "write a list",
+		`{"oom_score_adj":"x"}`:    "write a whole number",
+		`{"image":{}}`:             "write a string",
+		`{"args":[{}],"init":"x"}`: "config: args: {} is not a string; config: init cannot be",
+		`{"init":"x"}`:             "write true or false",
 	} {
 		var into containerConfig
 		if err := Decode("config", json.RawMessage(text), &into); err == nil || !strings.Contains(err.Error(), want) {
