@@ -312,9 +312,12 @@ func (d *delivery) endedChange(view registry.View, failed bool) registry.Change 
 func (d *delivery) giveUp(ctx context.Context, err *registry.CallError) error {
 	var storeErr error
 	err.Attempt = d.Intent.Attempt
+	if Released(ctx) && !Answers(err.Code) {
+		err.Outcome = registry.OutcomeUncertain // the intent stays open: callers must not take the call for ended
+	}
 	withAdvice := advisedError{err, d.Policy.Row(err.Code).Advice}
 	switch {
-	case err.Outcome == registry.OutcomeFailed && (Answers(err.Code) || !Released(ctx)):
+	case err.Outcome == registry.OutcomeFailed:
 		storeErr = d.store(ctx, func(view registry.View) registry.Change {
 			change := registry.Change{Delete: []registry.Key{d.Intent.Key()}, Events: d.failureEvents(err)}
 			change = change.And(d.endedChange(view, true))

@@ -81,7 +81,10 @@ func TestCallThatIsNotSentBecauseOfAReleaseStaysOpen(t *testing.T) {
 		}
 		err := Sender{State: releasing{log}, Now: time.Now, Drain: DrainTime}.Send(ctx, calls...)
 		open, found, _, events := look(t, log)
-		if !errors.Is(err, ErrReleased) || !found || open.RPC != last.Intent.RPC || len(events) > 0 {
+		if !errors.Is(err, ErrReleased) || Unsettled(err) == nil {
+			t.Errorf("the caller takes the call for ended: %v", err)
+		}
+		if !found || open.RPC != last.Intent.RPC || len(events) > 0 {
 			t.Errorf("%v; open intent %+v (%v), events %v", err, open, found, events)
 		}
 	}
