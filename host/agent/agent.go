@@ -242,7 +242,8 @@ func (a *Agent) followPlugins(ctx context.Context, s Lister) {
 	}
 }
 
-// requestRestart replaces the pending restart request of the task. The runner ignores a request for an earlier attempt.
+// requestRestart replaces the pending restart request of the task, except an operator's for the same or a later
+// attempt: that does not count against the restart policy. The runner ignores a request for an earlier attempt.
 func (a *Agent) requestRestart(k host.TaskKey, r registry.RestartRequest) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -252,7 +253,10 @@ func (a *Agent) requestRestart(k host.TaskKey, r registry.RestartRequest) {
 	}
 	pending := al.restartRequests[k.Task]
 	select {
-	case <-pending:
+	case earlier := <-pending:
+		if earlier.Cause == causeOperator && earlier.Attempt >= r.Attempt {
+			r = earlier
+		}
 	default:
 	}
 	pending <- r
