@@ -320,9 +320,9 @@ func (s *Snapshots) call(
 	}
 	taken := snap
 	if failure == nil {
-		err := s.volumes.State.View(context.WithoutCancel(ctx), func(view registry.View) error {
-			return answer.accept(view, &taken)
-		})
+		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), intent.Grace)
+		err := s.volumes.State.View(limited, func(view registry.View) error { return answer.accept(view, &taken) })
+		cancel()
 		if err != nil {
 			failure = badResponse(rpc, inst.InstanceKey, registry.ErrInternal,
 				"the plugin's answer cannot be used: %v", err)

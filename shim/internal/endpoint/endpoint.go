@@ -203,8 +203,9 @@ func (c call) keys() (keys []intent.Key) {
 
 // recordUse records the use that the call begins. It refuses a call that would change something registered in Holdfast.
 // isNew reports whether the use is new, so that no earlier call can have begun it. at is the instance that gets the
-// call. If the shim releases the state during the commit, recordUse still returns its result, within the drain time:
-// the next shim takes the call of a recorded use for sent, so Pass removes the use of a call that is not sent.
+// call. If the shim releases the state during the commit, the commit may still take the rest of the drain time, so that
+// Pass removes the use of a call that is not sent. A commit that takes longer may leave the use: the next shim then
+// takes its call for sent.
 func (e *Endpoint) recordUse(ctx context.Context, c call, at registry.Instance) (isNew bool, err error) {
 	record := func(view registry.View) (change registry.Change, err error) {
 		if err := c.checkRegistered(view); err != nil {
