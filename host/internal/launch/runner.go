@@ -104,12 +104,21 @@ const ExitWait = 5 * time.Second
 // explainDeath adds to an error how the shim died after its handshake. It waits up to ExitWait for the death. If the
 // shim lives, or this host ended it, explainDeath returns err as it is.
 func (r *runner) explainDeath(err error) error {
-	if r.ctx.Err() != nil || r.child.asked.Load() {
+	if r.ctx.Err() != nil {
 		return err
+	}
+	if r.child.asked.Load() {
+		select {
+		case <-r.child.done: // perhaps cleanAfterDeath asked it, after its death: see Exit.Asked
+		default:
+			return err
+		}
 	}
 	select {
 	case <-r.child.done:
-		return registry.Errorf(registry.ErrUnavailable, "the shim did not start: %w: %v", r.child.exit, err)
+		if !r.child.exit.Asked {
+			return registry.Errorf(registry.ErrUnavailable, "the shim did not start: %w: %v", r.child.exit, err)
+		}
 	case <-time.After(ExitWait):
 	case <-r.ctx.Done():
 	}
