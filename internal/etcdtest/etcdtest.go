@@ -132,13 +132,12 @@ func run(dir, scheme string, args ...string) (cmd *exec.Cmd, at string, err erro
 // free a moment ago.
 func Command(dir, scheme string, args ...string) (cmd *exec.Cmd, at string, err error) {
 	binary, err1 := Binary()
-	client, err2 := freeAddress()
-	peer, err3 := freeAddress()
+	client, peer, err2 := freeAddresses()
 	at, peer = scheme+"://"+client, "http://"+peer
 	args = append(args, "--data-dir", dir, "--log-level", "error", "--logger", "zap",
 		"--listen-client-urls", at, "--advertise-client-urls", at, "--listen-peer-urls", peer,
 		"--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer)
-	return exec.Command(binary, args...), at, errors.Join(err1, err2, err3)
+	return exec.Command(binary, args...), at, errors.Join(err1, err2)
 }
 
 func connect(t testing.TB, config clientv3.Config) *clientv3.Client {
@@ -156,10 +155,16 @@ func connect(t testing.TB, config clientv3.Config) *clientv3.Client {
 	return c
 }
 
-func freeAddress() (string, error) {
+// freeAddresses returns two addresses. Both are taken for a moment, so that they differ.
+func freeAddresses() (client, peer string, err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
-	return l.Addr().String(), l.Close()
+	defer l.Close()
+	m, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", "", err
+	}
+	return l.Addr().String(), m.Addr().String(), m.Close()
 }
