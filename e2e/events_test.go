@@ -231,7 +231,7 @@ func (s *sessionsEnv) churnVolume(ctx context.Context) {
 	}
 }
 
-// wantHealthy follows a plugin that stays. No list, of whichever shim, may report less than there is.
+// wantHealthy follows a plugin that stays healthy, over swaps. Each list has to report both of its instances.
 func (s *sessionsEnv) wantHealthy(ctx context.Context, id host.PluginID) {
 	q := host.PluginQuery{Plugin: id}
 	for ctx.Err() == nil {

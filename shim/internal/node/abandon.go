@@ -20,8 +20,8 @@ type mountPoint struct {
 	rpc  registry.RPC // empty: a part, which the shim has mounted
 }
 
-// mountPoints lists what a release by force takes down for a claim, uppermost mount first. If the claim
-// is the last one on its volume (last), the list includes the staging, which all users of the volume share.
+// mountPoints lists what a release by force takes down for a claim, uppermost mount first. If the claim is the last one
+// on its volume (last), the list includes the staging, which all users of the volume share.
 func (st state) mountPoints(key registry.ClaimKey, last bool) (list []mountPoint) {
 	if r, found := st.ref(key); found {
 		for _, p := range r.Parts {
