@@ -94,17 +94,37 @@ func TestHealthOfDirectories(t *testing.T) {
 	id := p.create("a", writer).VolumeId
 	must(t, os.RemoveAll(filepath.Join(m.data, "volumes", id, "files")))
 	p.expectHealth("without its directory", id, "DATA_LOSS DirectoryMissing", "DATA_LOSS DirectoryMissing")
-	storage := func() *csi.NodeGetStorageHealthResponse {
+}
+
+// The data directory is on a file system of its own: how full that of the machine is must not matter.
+func TestStorageHealth(t *testing.T) {
+	need(t, dirBackend)
+	m := newMachine(t)
+	fs := filepath.Join(m.base, "fs")
+	must(t, os.Mkdir(fs, 0o700))
+	must(t, unix.Mount("none", fs, "tmpfs", 0, "size=4m"))
+	defer func() { must(t, unix.Unmount(fs, 0)) }()
+	m.data = filepath.Join(fs, "data")
+	p := m.start("csi", "--backend", dirBackend)
+	defer p.kill()
+	expect := func(what string, want csi.StorageHealthErrorType) {
+		t.Helper()
 		answer, err := p.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
 		must(t, err)
-		return answer
+		var got csi.StorageHealthErrorType
+		for _, h := range answer.BackendHealth {
+			got = h.Status
+		}
+		if got != want {
+			t.Errorf("storage health %s: %v, want %v", what, answer, want)
+		}
 	}
-	if h := storage(); len(h.BackendHealth) > 0 {
-		t.Errorf("storage health %v", h)
-	}
+	expect("at the start", 0)
+	filler := filepath.Join(fs, "filler")
+	must(t, os.WriteFile(filler, make([]byte, 3<<20), 0o600))
+	expect("with a quarter free", 0)
+	must(t, os.WriteFile(filler, make([]byte, 4<<20-64<<10), 0o600))
+	expect("with less than 2% free", csi.StorageHealthErrorType_STORAGE_DEGRADED)
 	must(t, os.RemoveAll(m.data))
-	if h := storage(); len(h.BackendHealth) != 1 ||
-		h.BackendHealth[0].Status != csi.StorageHealthErrorType_STORAGE_UNREACHABLE {
-		t.Errorf("storage health without the data directory: %v", h)
-	}
+	expect("without the data directory", csi.StorageHealthErrorType_STORAGE_UNREACHABLE)
 }
