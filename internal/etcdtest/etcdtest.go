@@ -155,14 +155,15 @@ func connect(t testing.TB, config clientv3.Config) *clientv3.Client {
 	return c
 }
 
-// freeAddresses returns two addresses. Both are taken for a moment, so that they differ.
+// freeAddresses returns two addresses. Both are taken for a moment, so that they differ. Until etcd takes them, most
+// other programs leave them alone: the ports that the kernel chooses for 127.0.0.1 are not of this address.
 func freeAddresses() (client, peer string, err error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", "127.0.0.2:0")
 	if err != nil {
 		return "", "", err
 	}
 	defer l.Close()
-	m, err := net.Listen("tcp", "127.0.0.1:0")
+	m, err := net.Listen("tcp", "127.0.0.2:0")
 	if err != nil {
 		return "", "", err
 	}

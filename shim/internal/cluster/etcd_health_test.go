@@ -68,7 +68,7 @@ func TestProblemNamesTheSilentEtcd(t *testing.T) {
 			})
 			done <- err
 		}()
-		wantProblem(t, n.State, "etcd has not answered since "+date+` \(http://127.0.0.1:\d+\)`)
+		wantProblem(t, n.State, "etcd has not answered since "+date+` \(http://127.0.0.2:\d+\)`)
 		if err := process.Signal(syscall.SIGCONT); err != nil {
 			t.Fatal(err)
 		}

@@ -95,7 +95,7 @@ func TestCertificatesAreRenewed(t *testing.T) {
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
 	ca := newAuthority(t, dir)
-	ca.sign(t, "server", &x509.Certificate{IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}})
+	ca.sign(t, "server", &x509.Certificate{IPAddresses: []net.IP{net.IPv4(127, 0, 0, 2)}})
 	ca.sign(t, "client", &x509.Certificate{})
 	good := config.Cluster{CAFile: in("ca.pem"), CertFile: in("client.pem"), KeyFile: in("client-key.pem"),
 		LeaseTTL: 10 * time.Second}
