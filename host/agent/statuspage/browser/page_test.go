@@ -251,7 +251,7 @@ func TestStatusPageInABrowser(t *testing.T) {
 	a.must("job", "run", "--wait", "testdata/db.hcl")
 	b.await("#volumes tbody", "db.*ready.*job db")
 	a.must("job", "run", "--var", "job=report", "testdata/db.hcl")
-	b.await("#volumes tbody", "waiting.*held by job db.*Alloc: .* of job report.*holdfast job stop db")
+	b.await("#volumes tbody", "waiting.*held by job db.*Alloc: .* of job report.*holdfast job stop --wait db")
 	b.await("#jobs tbody", "report.*pending")
 	b.await("#volumes meter + small", "MiB of .* used")
 	// A relative time changes in place.
