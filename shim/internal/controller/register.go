@@ -186,7 +186,7 @@ func (m *Controller) busyError(ctx context.Context, name registry.VolumeName, wh
 		return nil
 	})
 	return errors.Join(registry.Errorf(registry.ErrConflict,
-		"volume %s cannot be deregistered now: %v%s; cancel that call, or wait until it ends",
+		"volume %s cannot be deregistered now: %v%s; try again after it has ended",
 		name, why, open), err)
 }
 
