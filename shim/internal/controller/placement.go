@@ -18,11 +18,13 @@ func (r *refusals) checkTopology(v registry.Volume, node registry.Instance) {
 	}
 }
 
-// checkRequired returns an ErrInvalid if topology_request.required excludes this node, the only one that could use the
+// checkRequired returns an ErrInvalid if topology_request.required excludes this node, and no other node could use the
 // volume. It returns nil if no node plugin reports its topology.
 func (m *Controller) checkRequired(at registry.Instance, s registry.VolumeSpec) error {
 	node, known := m.Plugins.Find(registry.RoleNode, s.Plugin)
-	if !known || !at.Fingerprint.Has(registry.PluginTopology) || !node.Fingerprint.Has(registry.PluginTopology) ||
+	others := m.Clustered && !at.Local() // other nodes could use the volume
+	if !known || others || !at.Fingerprint.Has(registry.PluginTopology) ||
+		!node.Fingerprint.Has(registry.PluginTopology) ||
 		registry.Accessible(s.Required, node.Fingerprint.Topology) {
 		return nil
 	}

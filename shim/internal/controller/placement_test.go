@@ -120,4 +120,9 @@ func TestRequiredTopologyOfNoNodeIsRefused(t *testing.T) {
 	d, s = open(t, plugins), spec()
 	s.Required = []registry.Topology{{"zone": "b"}}
 	noErr(t, "with a node plugin that reports no topology", errOf(d.Controller.Create(t.Context(), call, s)))
+
+	plugins[registry.RoleNode] = onNode(registry.Topology{"zone": "a"}, 0, registry.PluginTopology)[registry.RoleNode]
+	d = open(t, plugins)
+	d.Clustered = true
+	noErr(t, "for another node of a cluster", errOf(d.Controller.Create(t.Context(), call, s)))
 }
