@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"holdfast/registry"
@@ -226,10 +227,13 @@ func (m *Controller) openRPC(ctx context.Context, v registry.Volume) (rpc regist
 	return rpc, err
 }
 
-// checkOffline returns an error if the plugin expands only unused volumes and this volume is in use. A claim alone does
-// not count as a use.
-func checkOffline(view registry.View, v registry.Volume, local []string, mode expandMode) error {
-	if mode.online || len(view.Attachments(v.VolumeKey())) == 0 && len(local) == 0 {
+// checkOffline returns an error if the plugin expands only unused volumes and this volume is in use. A claim of this
+// node alone does not count as a use. One of another node does, as only that node knows what it has mounted.
+func (m *Controller) checkOffline(view registry.View, v registry.Volume, local []string, mode expandMode) error {
+	elsewhere := slices.ContainsFunc(view.Claims(v.VolumeKey()), func(c registry.Claim) bool {
+		return c.Node != m.node.Name()
+	})
+	if mode.online || !elsewhere && len(view.Attachments(v.VolumeKey())) == 0 && len(local) == 0 {
 		return nil
 	}
 	return registry.Errorf(registry.ErrConflict, "%w; "+
@@ -330,7 +334,7 @@ func (m *Controller) expandChange(
 	if !found {
 		return registry.Change{}, errUnknown(v.VolumeName())
 	}
-	if err := checkOffline(view, now, local, mode); err != nil {
+	if err := m.checkOffline(view, now, local, mode); err != nil {
 		return registry.Change{}, err
 	}
 	if !now.Expansion.Open() {

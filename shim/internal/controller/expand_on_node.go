@@ -91,7 +91,7 @@ func (m *Controller) recordNodeExpansion(
 		if !found {
 			return registry.Change{}, errUnknown(v.VolumeName())
 		}
-		if err := checkOffline(view, now, uses, mode); err != nil {
+		if err := m.checkOffline(view, now, uses, mode); err != nil {
 			return registry.Change{}, err
 		}
 		now.Expansion = now.Expansion.WithoutPending()

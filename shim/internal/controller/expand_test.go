@@ -109,6 +109,14 @@ func TestExpansionOfVolumeInUseIsLeftToPluginWithoutMode(t *testing.T) {
 				v.Expansion.Node != upTo(large, 0) {
 				t.Errorf("on the node alone: %v, recorded %+v", err, v.Expansion)
 			}
+			elsewhere := claimed()
+			elsewhere.Node = "n2"
+			d = open(t, of(append(c.modes, registry.ControllerExpand)...), madeOf(1<<20), elsewhere)
+			_, err = d.Controller.Expand(t.Context(), call, name, upTo(large, 0))
+			if c.asked == nil && !errors.Is(err, registry.ErrConflict) || c.asked != nil && err != nil {
+				t.Errorf("used without an attachment at another node: %v", err)
+			}
+			d.expect(c.asked...)
 		})
 	}
 }
