@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"holdfast/proto/wire"
@@ -248,7 +249,7 @@ func (a *Attacher) LeaveAlteration(ctx context.Context, key registry.VolumeKey) 
 }
 
 // DetachOrAbandon is Controller.DetachOrAbandon at the executor. If the executor does not answer within abandonLimit,
-// this node abandons the attachment.
+// this node abandons the attachment. It then withdraws its calls for it, because the node may attach the volume again.
 func (a *Attacher) DetachOrAbandon(
 	ctx context.Context, by intent.Caller, k registry.AttachmentKey, f registry.Forced,
 ) error {
@@ -263,7 +264,9 @@ func (a *Attacher) DetachOrAbandon(
 		return a.Controller.DetachOrAbandon(ctx, by, k, f)
 	})
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
-		return a.Controller.Abandon(ctx, k, f, err.Error())
+		if err = a.Controller.Abandon(ctx, k, f, err.Error()); err == nil {
+			err = a.deleteUnbegun(ctx, k.Volume, k.Node)
+		}
 	}
 	return err
 }
@@ -296,8 +299,8 @@ func atExecutor(view registry.View, by registry.ExecutorKey, step registry.Relea
 	return step
 }
 
-// abandonLimit bounds a detach by force at the executor, with its retries there.
-const abandonLimit = 30 * time.Second
+// abandonLimit bounds a detach by force at the executor, with its retries there. Tests shorten it.
+var abandonLimit = 30 * time.Second
 
 // execute has the plugin's executor carry out a call. If this node is the executor, it calls the function here instead.
 // If the function fails and this node has lost the role meanwhile, execute asks the executor again.
@@ -391,9 +394,10 @@ func (a *Attacher) awaitEarlier(ctx context.Context, key registry.VolumeKey, nod
 func (a *Attacher) earlierCalls(
 	view registry.View, key registry.VolumeKey, node registry.NodeName,
 ) (list []registry.RemoteCall) {
+	methods := []string{attachMethod, detachMethod, abandonMethod}
 	for _, c := range view.RemoteCalls() {
 		var r request
-		if c.From == a.remote.state.node && (c.Method == attachMethod || c.Method == detachMethod) && !c.Done &&
+		if c.From == a.remote.state.node && slices.Contains(methods, c.Method) && !c.Done &&
 			json.Unmarshal(c.Request, &r) == nil && r.Volume == key && r.To.Node == node {
 			list = append(list, c)
 		}

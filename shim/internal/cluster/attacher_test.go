@@ -6,8 +6,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
+
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
+	"holdfast/shim/internal/controller"
 	"holdfast/shim/internal/intent"
 )
 
@@ -139,4 +142,29 @@ func TestReleaseBeforeTheAttachNeedsNoExecutor(t *testing.T) {
 	if err := a.Detach(t.Context(), limited, volume.VolumeKey(), "a"); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("the release after the attach has begun: %v", err)
 	}
+}
+
+// TestDetachByForceIsWithdrawn detaches a volume of another node by force while there is no executor. The attachment is
+// abandoned. No call is left that a later executor would carry out, as the node may have attached the volume again.
+func TestDetachByForceIsWithdrawn(t *testing.T) {
+	x := newMember(t, parallelWithEtcd(t), "a")
+	x.makeFormer(t)
+	a := newAttacher(t, x)
+	a.Controller = controller.New(a.calls, nil, hereOnly{}, hclog.NewNullLogger())
+	at := registry.Attachment{Volume: volumeOf("vol", "vol").VolumeKey(), Node: "b", NodeID: "b-id",
+		State: registry.MarkDone}
+	commit(t, x, registry.Change{Put: []registry.Record{at}})
+	limited := intent.Caller{RetryUntil: time.Now().Add(time.Second)}
+	if err := a.Detach(t.Context(), limited, at.Volume, at.Node); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("in order: %v", err)
+	}
+	err := a.DetachOrAbandon(t.Context(), intent.Caller{}, at.AttachmentKey(), registry.Forced{By: "ada"})
+	if err != nil || x.remoteCalls(t) != 0 {
+		t.Errorf("by force: %v; %d calls are left", err, x.remoteCalls(t))
+	}
+	look(t, x, func(v registry.View) {
+		if _, found := v.Attachment(at.AttachmentKey()); found {
+			t.Error("it is still attached")
+		}
+	})
 }

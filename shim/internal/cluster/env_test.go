@@ -25,6 +25,7 @@ import (
 func TestMain(m *testing.M) {
 	store.BecomeVerifier()
 	becomeKilledMigration()
+	abandonLimit = time.Second
 	_ = flag.Set("test.parallel", "8") // unless the command line says otherwise: most tests wait for etcd and the disk
 	os.Exit(etcdtest.Run(m))
 }
