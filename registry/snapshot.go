@@ -154,8 +154,8 @@ func (s VolumeSnapshot) snapshots() (list []VolumeSnapshot) {
 			SnapshotSpec: SnapshotSpec{
 				Namespace: s.Namespace, ID: s.MemberID(m.Volume), Volume: m.Volume, Secrets: s.Secrets,
 			},
-			Plugin: s.Plugin, Source: m.Source, State: s.State, External: m.External, Size: m.Size, Taken: m.Taken,
-			Group: s.External, CreateIndex: s.CreateIndex, ModifyIndex: s.ModifyIndex, Since: s.Since,
+			Plugin: s.Plugin, Node: s.Node, Source: m.Source, State: s.State, External: m.External, Size: m.Size,
+			Taken: m.Taken, Group: s.External, CreateIndex: s.CreateIndex, ModifyIndex: s.ModifyIndex, Since: s.Since,
 		}
 		if s.State == SnapshotProcessing && m.Ready {
 			one.State = SnapshotReady

@@ -111,9 +111,13 @@ func heldBy(v registry.View, node registry.NodeName) (list []string) {
 			add("volume %s, which is stored there", vol.VolumeName())
 		}
 	}
-	for _, s := range v.Snapshots() {
+	for _, s := range v.SnapshotRecords() {
+		kind := "snapshot"
+		if s.IsGroup() {
+			kind = "group snapshot"
+		}
 		if s.Node == node {
-			add("snapshot %s/%s, which is stored there", s.Namespace, s.ID)
+			add("%s %s, which is stored there", kind, s.SnapshotName())
 		}
 	}
 	return list

@@ -22,7 +22,9 @@ func TestLeave(t *testing.T) {
 	a := newMember(t, client, "a")
 	held := claim("vol", "alloc")
 	held.Node, held.Name = "a", volumeOf("vol", "vol").VolumeName()
-	registrytest.Put(t, a, held, volumeOf("vol", "vol"))
+	group := registry.VolumeSnapshot{Plugin: "local", Node: "a", SnapshotSpec: registry.SnapshotSpec{
+		Namespace: "default", ID: "g", Volumes: []registry.VolumeID{"gone"}}, State: registry.SnapshotFailed}
+	registrytest.Put(t, a, held, volumeOf("vol", "vol"), group)
 	a.cut()
 	a.stop()
 	block := config.Cluster{ID: t.Name(), Endpoints: client.Endpoints(), Expect: 1, LeaseTTL: LeaseTTL}
@@ -40,8 +42,9 @@ func TestLeave(t *testing.T) {
 			}
 		})
 	}
-	leave(a.testNode, "the claim of alloc alloc on volume vol", "holdfast node drain a")
-	commit(t, b, registry.Change{Delete: []registry.Key{held.Key()}})
+	leave(a.testNode, "the claim of alloc alloc on volume vol", "holdfast node drain a",
+		"group snapshot default/g, which is stored there")
+	commit(t, b, registry.Change{Delete: []registry.Key{held.Key(), group.Key()}})
 	ref := refOf(held)
 	a.offline(t, func(s registry.State) { registrytest.Put(t, s, ref) })
 	leave(a.testNode, "volume vol published for alloc alloc")

@@ -20,7 +20,10 @@ func TestCallsForAVolumeOnALostNode(t *testing.T) {
 	there.Plugin, there.Node = controller.Plugin, "there"
 	snap := registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: there.Namespace, ID: "s"},
 		Plugin: there.Plugin, Node: "there"}
-	put(t, e.log, there, snap)
+	group := registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: there.Namespace, ID: "g",
+		Volumes: []registry.VolumeID{there.ID}}, Plugin: there.Plugin, Node: "there",
+		Members: []registry.GroupMember{{Volume: there.ID, Source: there.External, External: "s-1"}}}
+	put(t, e.log, there, snap, group)
 	name := &pb.VolumeName{Namespace: string(there.Namespace), Id: string(there.ID)}
 	call := &pb.Call{OperationId: "op"}
 	passed := func(method string, req request) bool {
@@ -58,6 +61,8 @@ func TestCallsForAVolumeOnALostNode(t *testing.T) {
 			t.Errorf("%+v: the deregistration is passed on wrongly", c)
 		}
 	}
+	passed(pb.Volumes_Create_FullMethodName, &pb.CreateVolumeRequest{Call: call, Spec: &pb.VolumeSpec{
+		Namespace: string(there.Namespace), Id: "restored", PluginId: string(there.Plugin), SnapshotId: "g-v"}})
 }
 
 // A call for a volume that another node has just recorded goes to the volume's node.
