@@ -175,7 +175,7 @@ func (a *Active) remoteCall(
 	}
 	here, unknown := false, false
 	err = registry.Confirm(ctx, a.State, func(v registry.View) error {
-		by := executorOf(v, req)
+		by := executorOf(v, method, req)
 		if earlier, found := v.RemoteCall(c.ID); found { // the call may already have deleted its volume
 			by = earlier.ExecutedBy()
 		}
@@ -214,7 +214,7 @@ func (a *Active) remoteCall(
 
 // executorOf returns the executor for the volume, snapshot or plugin of the request; zero: it is not known. A new
 // volume is made where its source is.
-func executorOf(v registry.View, req request) registry.ExecutorKey {
+func executorOf(v registry.View, method string, req request) registry.ExecutorKey {
 	volume := func(namespace, id string) registry.ExecutorKey {
 		volume, _ := v.Volume(registry.VolumeName{Namespace: registry.Namespace(namespace), ID: registry.VolumeID(id)})
 		return volume.ExecutedBy()
@@ -243,23 +243,19 @@ func executorOf(v registry.View, req request) registry.ExecutorKey {
 			}
 		}
 	case interface{ GetName() *pb.SnapshotName }:
-		return executorOfSnapshot(v, r.GetName())
+		find := v.Snapshot
+		if method == pb.Snapshots_DeleteGroup_FullMethodName || method == pb.Snapshots_DeregisterGroup_FullMethodName {
+			find = v.GroupSnapshot
+		}
+		snap, _ := find(wire.SnapshotName(r.GetName()))
+		return snap.ExecutedBy()
 	case *pb.SnapshotBlocksRequest:
-		return executorOfSnapshot(v, r.GetSnapshot())
+		snap, _ := v.Snapshot(wire.SnapshotName(r.GetSnapshot()))
+		return snap.ExecutedBy()
 	case interface{ GetPlugin() string }:
 		return registry.ExecutorKey{Plugin: registry.PluginID(r.GetPlugin())}
 	}
 	return registry.ExecutorKey{}
-}
-
-// executorOfSnapshot returns the executor for a snapshot or a group snapshot.
-func executorOfSnapshot(v registry.View, m *pb.SnapshotName) registry.ExecutorKey {
-	name := wire.SnapshotName(m)
-	if snap, found := v.Snapshot(name); found {
-		return snap.ExecutedBy()
-	}
-	group, _ := v.GroupSnapshot(name)
-	return group.ExecutedBy()
 }
 
 // reply decodes the reply of another node. It sets the index of this node, whose copy has the records by now.

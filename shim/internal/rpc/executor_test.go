@@ -23,7 +23,9 @@ func TestCallsForAVolumeOnALostNode(t *testing.T) {
 	group := registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: there.Namespace, ID: "g",
 		Volumes: []registry.VolumeID{there.ID}}, Plugin: there.Plugin, Node: "there",
 		Members: []registry.GroupMember{{Volume: there.ID, Source: there.External, External: "s-1"}}}
-	put(t, e.log, there, snap, group)
+	other := snap // a snapshot with the name of the group
+	other.ID, other.Plugin, other.Node = "g", "other", ""
+	put(t, e.log, there, snap, group, other)
 	name := &pb.VolumeName{Namespace: string(there.Namespace), Id: string(there.ID)}
 	call := &pb.Call{OperationId: "op"}
 	passed := func(method string, req request) bool {
@@ -63,6 +65,8 @@ func TestCallsForAVolumeOnALostNode(t *testing.T) {
 	}
 	passed(pb.Volumes_Create_FullMethodName, &pb.CreateVolumeRequest{Call: call, Spec: &pb.VolumeSpec{
 		Namespace: string(there.Namespace), Id: "restored", PluginId: string(there.Plugin), SnapshotId: "g-v"}})
+	passed(pb.Snapshots_DeleteGroup_FullMethodName, &pb.DeleteSnapshotRequest{Call: call,
+		Name: &pb.SnapshotName{Namespace: string(there.Namespace), Id: "g"}})
 }
 
 // A call for a volume that another node has just recorded goes to the volume's node.
