@@ -153,6 +153,10 @@ func (m *migration) add(r registry.Record) error {
 	case registry.Attachment:
 		holder = r.AttachmentKey().Node
 	case registry.VolumeSnapshot:
+		if r.State.Unfinished() { // its call may still run here, which the cluster would not know
+			return registry.Errorf(registry.ErrConflict, "%s is %s: start the agent without the cluster block, and "+
+				"wait until that has ended", nameOf(r), r.State)
+		}
 		m.addSecrets(r, r.Plugin, r.Secrets)
 	case registry.Volume:
 		m.addSecrets(r, r.Plugin, r.Secrets)

@@ -146,6 +146,8 @@ func TestMigrateRefuses(t *testing.T) {
 		{elsewhere, `in use by node "old-name", but this node is called "node"`},
 		{registry.Intent{Volume: key, RPC: registry.CreateVolumeRPC, Outcome: registry.OutcomePending},
 			"unfinished since"},
+		{registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: "default", ID: "s", Volume: "v"},
+			Plugin: "p", Source: "v", State: registry.SnapshotCreating}, "snapshot default/s is creating"},
 	} {
 		node := newOffline(t, client, "node")
 		node.offline(t, func(s registry.State) {
