@@ -73,6 +73,8 @@ func TestRotatedSecretIsUsedByTheNextControllerCall(t *testing.T) {
 func TestDeletionWithoutSecretsHasAWayOut(t *testing.T) {
 	deleting := ready()
 	deleting.State = registry.VolumeDeleting
+	unusable := ready()
+	unusable.State, unusable.Failure = registry.VolumeUncertain, registry.Failure{Code: "OK"}
 	snap := registry.VolumeSnapshot{
 		SnapshotSpec: snapSpec, Plugin: key.Plugin, Source: key.External, External: "snap-1",
 		State: registry.SnapshotReady,
@@ -88,6 +90,7 @@ func TestDeletionWithoutSecretsHasAWayOut(t *testing.T) {
 		says   []string
 	}{
 		"a volume":                    {ready(), volume, []string{"`volume update`"}},
+		"a volume that is uncertain":  {unusable, volume, []string{"`volume update`"}},
 		"a volume that is deleting":   {deleting, volume, []string{"`volume update`", "`volume deregister` only"}},
 		"a snapshot":                  {snap, snapshot, []string{"`volume update`", "`snapshot deregister` only"}},
 		"a snapshot that is deleting": {leaving, snapshot, []string{"`volume update`", "`snapshot deregister` only"}},
@@ -108,6 +111,10 @@ func TestDeletionWithoutSecretsHasAWayOut(t *testing.T) {
 					t.Errorf("it was %+v and is %+v", was, now)
 				}
 			})
+			if v, is := c.record.(registry.Volume); is { // as the error advises
+				v.Secrets = map[string]registry.Secret{"token": {Env: "OTHER"}}
+				noErr(t, "", errOf(d.Controller.Update(t.Context(), call, v.VolumeSpec, false)))
+			}
 			if what == "a snapshot that is deleting" {
 				noErr(t, "", d.Snapshots.Deregister(t.Context(), call, snapName))
 			}

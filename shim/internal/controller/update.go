@@ -89,7 +89,7 @@ func (m *Controller) difference(ctx context.Context, spec registry.VolumeSpec) (
 			v = now
 		}
 		changes = compare(v, spec)
-		addProblems(changes, v.State, checkUnused(view, v, local, "changed like this"))
+		addProblems(changes, v.State, len(openIntents(view, v)) > 0, checkUnused(view, v, local, "changed like this"))
 		return refuseUpdate(changes)
 	})
 	if errors.Is(err, registry.ErrConflict) {
@@ -98,12 +98,14 @@ func (m *Controller) difference(ctx context.Context, spec registry.VolumeSpec) (
 	return registry.VolumeUpdate{Volume: v, Changes: changes}, err
 }
 
-// addProblems adds why a change cannot be made now. inUse is the error of checkUnused.
-func addProblems(changes []registry.FieldChange, state registry.VolumeState, inUse error) {
+// addProblems adds why a change cannot be made now. open: a call for the volume is open. inUse is the error of
+// checkUnused. A deletion may need other secrets, but those of an open creation are part of its request (createHash).
+func addProblems(changes []registry.FieldChange, state registry.VolumeState, open bool, inUse error) {
+	deletable := state == registry.VolumeDeleting || state == registry.VolumeUncertain && !open
 	for i, c := range changes {
 		switch {
 		case c.Problem != "":
-		case state != registry.VolumeReady && !(state == registry.VolumeDeleting && isSecret(c.Field)):
+		case state != registry.VolumeReady && !(deletable && isSecret(c.Field)):
 			changes[i].Problem = fmt.Sprintf("the volume is %s; it must be %s", state, registry.VolumeReady)
 		case inUse != nil && !possibleWhileUsed(c):
 			changes[i].Problem = inUse.Error()
