@@ -10,7 +10,7 @@ import (
 )
 
 // External lists the volumes at a plugin (CSI ListVolumes). The volumes with a record have their name too.
-func (m *Controller) External(ctx context.Context, id registry.PluginID) (list []registry.PluginVolume, err error) {
+func (m *Controller) External(ctx context.Context, id registry.PluginID) ([]registry.PluginVolume, error) {
 	inst, err := m.lister(ctx, id)
 	if err != nil {
 		return nil, err
@@ -27,16 +27,15 @@ func (m *Controller) External(ctx context.Context, id registry.PluginID) (list [
 	if err != nil {
 		return nil, err
 	}
-	var size listSize
-	err = m.eachExternal(ctx, inst, func() { list, size = nil, listSize{} }, func(e csi.Entry) error {
-		one := pluginVolume(id, e, names[e.Volume])
-		list = append(list, one)
-		return size.add(one)
+	var found listing[registry.PluginVolume]
+	begin := func() { found = newListing[registry.PluginVolume]() }
+	err = m.eachExternal(ctx, inst, begin, func(e csi.Entry) error {
+		return found.add(e.Volume, pluginVolume(id, e, names[e.Volume]))
 	})
 	if err != nil {
 		return nil, err
 	}
-	return list, nil
+	return found.list, nil
 }
 
 // eachExternal calls each for the plugin's volumes. It calls begin whenever it reads the list from the start, which may

@@ -12,8 +12,9 @@ import (
 func TestVolumesOfAPluginAreListedToTheirEnd(t *testing.T) {
 	d := open(t, of(registry.ListVolumes), ready())
 	d.pages = map[string]csi.Page{
-		"":  {Entries: []csi.Entry{{Volume: "a", Capacity: 1}}, Next: "2"},
-		"2": {Entries: []csi.Entry{{Volume: key.External, Nodes: []registry.NodeID{"i-1"}}}},
+		"": {Entries: []csi.Entry{{Volume: "a", Capacity: 1}}, Next: "2"},
+		"2": {Entries: []csi.Entry{
+			{Volume: "a", Capacity: 1}, {Volume: key.External, Nodes: []registry.NodeID{"i-1"}}}},
 	}
 	d.faults = []fault{{}, failed("ABORTED")}
 	list, err := d.External(t.Context(), key.Plugin)

@@ -15,14 +15,26 @@ const (
 	maxListedBytes = 12 << 20
 )
 
-// listSize is the size of a list that is being read.
-type listSize struct{ entries, bytes int }
+// listing is a list of a plugin's volumes or snapshots that is being read.
+type listing[T any] struct {
+	list           []T
+	at             map[registry.ExternalID]int // positions in list
+	entries, bytes int                         // of all pages
+}
 
-// add counts an entry. It returns an error if the list is too large.
-func (l *listSize) add(entry any) error {
+func newListing[T any]() listing[T] { return listing[T]{at: map[registry.ExternalID]int{}} }
+
+// add adds an entry. It replaces an earlier one with the same ID: CSI allows duplicates if something is made or deleted
+// while the pages are read. It returns an error if the list is too large.
+func (l *listing[T]) add(id registry.ExternalID, entry T) error {
 	text, err := json.Marshal(entry)
 	if err != nil {
 		return err
+	}
+	if i, twice := l.at[id]; twice {
+		l.list[i] = entry
+	} else {
+		l.at[id], l.list = len(l.list), append(l.list, entry)
 	}
 	l.entries, l.bytes = l.entries+1, l.bytes+len(text)
 	switch {
@@ -37,7 +49,7 @@ func (l *listSize) add(entry any) error {
 // ListAtPlugin lists the snapshots at the plugin, of one volume or of all. Those with a record have its fields.
 func (s *Snapshots) ListAtPlugin(
 	ctx context.Context, id registry.PluginID, volume registry.ExternalID,
-) (list []registry.VolumeSnapshot, err error) {
+) ([]registry.VolumeSnapshot, error) {
 	inst, err := s.volumes.capableController(ctx, id, false, registry.ListSnapshots,
 		"plugin %s cannot list snapshots (it lacks %s)")
 	if err != nil {
@@ -53,25 +65,23 @@ func (s *Snapshots) ListAtPlugin(
 			recorded[snap.External] = snap
 		}
 	}
-	var size listSize
+	var found listing[registry.VolumeSnapshot]
 	err = csi.ReadPages(func(token string) (string, error) {
 		if token == "" {
-			list, size = nil, listSize{}
+			found = newListing[registry.VolumeSnapshot]()
 		}
 		page, next, err := s.driver.ListSnapshots(ctx, inst.InstanceKey, volume, token)
-		for _, found := range page {
-			one := describe(id, found, recorded)
-			if err := size.add(one); err != nil {
+		for _, one := range page {
+			if err := found.add(registry.ExternalID(one.ID), describe(id, one, recorded)); err != nil {
 				return "", err
 			}
-			list = append(list, one)
 		}
 		return next, err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list the snapshots of plugin %s: %w", id, err)
 	}
-	return list, nil
+	return found.list, nil
 }
 
 // describe returns the snapshot of an entry in the plugin's list, with the fields of its record if there is one.

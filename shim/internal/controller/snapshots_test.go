@@ -490,7 +490,7 @@ func TestVolumeIsRestoredFromASnapshot(t *testing.T) {
 func TestSnapshotsOfAPluginAreListedToTheirEnd(t *testing.T) {
 	known := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, External: "snap-1"}
 	pages := map[string]pageOfSnapshots{
-		"": {[]csi.Snapshot{snapReady}, "2"}, "2": {[]csi.Snapshot{{ID: "snap-9"}}, ""},
+		"": {[]csi.Snapshot{snapReady}, "2"}, "2": {[]csi.Snapshot{snapReady, {ID: "snap-9"}}, ""},
 	}
 	d := openSnapshots(t, of(registry.CreateSnapshot, registry.ListSnapshots))
 	d.put(known)
