@@ -15,6 +15,7 @@ import (
 //	open call | pending | mounted for writing | node plugin            | Grow
 //	yes       |         | yes                 |                        | sends the call again
 //	yes       |         | no                  |                        | closes the call: its mount is gone
+//	yes       |         | without a claim     |                        | closes the call: other nodes may use the volume
 //	no        | no, or done or refused        |                        | does nothing
 //	no        | yes     | no                  |                        | does nothing: the next mount expands
 //	no        | yes     | yes                 | lacks EXPAND_VOLUME    | records a refusal
@@ -43,6 +44,7 @@ func (s *Stager) Grow(
 		return n, nil
 	}
 	at, mounted, err := s.expandSite(st, isOpen)
+	mounted = mounted && len(st.claims) > 0
 	switch {
 	case err != nil:
 		return n, fmt.Errorf("expand volume %s on its node: %w", st.volume.VolumeName(), err)

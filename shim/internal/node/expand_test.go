@@ -84,6 +84,38 @@ const (
 
 var readOnly = wish{options: "read_only = true"}
 
+// Other nodes may release the claims of this node while it is lost, and delete the volume. An open expansion is then
+// closed, and not repeated.
+func TestExpansionWithoutAClaimIsClosed(t *testing.T) {
+	for _, deleted := range []bool{false, true} {
+		inEnv(t, stages+expands, func(t *testing.T, n *env) {
+			n.up("a1", wish{})
+			n.fails(expandOnNode, "ABORTED")
+			if err := n.expand(2 * gib); err == nil {
+				t.Error("it was expanded")
+			}
+			var before registry.Volume
+			n.view(func(v registry.View) { before, _ = v.VolumeByKey(v0) })
+			change := registry.Change{Delete: []registry.Key{claimOf("a1").ClaimRecord()}}
+			if deleted {
+				change.Delete = append(change.Delete, before.Key())
+			}
+			n.commit(change)
+			n.journaled()
+			n.shim.allocs.AwaitAdmitted = func(context.Context, func(string)) error { return nil } // as in a cluster
+			n.down("a1")
+			n.want("released", unpublish, unstage)
+			if left := n.left(); len(left) > 0 {
+				t.Errorf("left: %q", left)
+			}
+			n.script()
+			if deleted {
+				n.put(before)
+			}
+		})
+	}
+}
+
 // A volume that was expanded while unused is expanded on its node at the next mount, once: after it is staged and
 // before it is published, or after it is published if its plugin does not stage it.
 func TestExpandedWhileUnused(t *testing.T) {
