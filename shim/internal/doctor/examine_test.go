@@ -95,7 +95,12 @@ var examinations = []struct {
 }{
 	{"a sound node", sound, func(*Facts) {}, nil, nil},
 	{"an empty one", bare, func(*Facts) {}, nil, nil},
-	{"a plugin that mounts nothing where it stages", sound, func(f *Facts) { unmounted(f, stagedAt()) }, nil, nil},
+	{"a plugin that mounts nothing where it stages", sound, func(f *Facts) {
+		f.Records.Placements[0].Staging.Mounts = false
+		unmounted(f, stagedAt())
+	}, nil, nil},
+	{"a staged volume without its mount, below a publish", sound, func(f *Facts) { unmounted(f, stagedAt()) },
+		[]string{"lost mark " + stagedAt()}, []string{"the next claim of the volume stages it again"}},
 
 	{"a publish without its mount", sound, func(f *Facts) { unmounted(f, publishedAt()) },
 		[]string{"lost mark " + publishedAt()},
@@ -105,7 +110,7 @@ var examinations = []struct {
 	{"nothing is mounted any more", sound, func(f *Facts) { f.Mounts = nil },
 		[]string{"lost mark " + publishedAt(), "lost mark " + stagedAt()}, []string{"volume data"}},
 	{"a mount that came or went meanwhile", sound, func(f *Facts) {
-		f.Mounts, f.Changing = nil, []string{publishedAt()}
+		f.Mounts, f.Changing = nil, []string{publishedAt(), stagedAt()}
 	}, nil, nil},
 	{"a staged volume whose plugin mounts nothing at the staging path", sound, func(f *Facts) {
 		f.Records.Placements[0].Staging.Mounts = false
@@ -239,6 +244,7 @@ var examinations = []struct {
 			{Path: stray("publish", "x"), Entries: 2}, {Path: root().Host + "/publish/x", Entries: 1}}, f.Dirs...)
 	}, []string{"left " + stray("publish", "x")}, []string{"2 entries"}},
 	{"the directories of what is known", sound, func(f *Facts) {
+		f.Records.Placements[0].Staging.Mounts = false
 		unmounted(f, stagedAt())
 		f.Dirs = append([]mount.DirInfo{{Path: stagedAt() + "/stage", Entries: 0}, {Path: stagedAt(), Entries: 1}},
 			f.Dirs...)

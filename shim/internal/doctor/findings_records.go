@@ -25,7 +25,7 @@ func (e *examiner) whyMissing(boot, path string) registry.FindingKind {
 }
 
 // examinePlacement examines where a volume is attached and staged. A plugin need not mount anything at the staging
-// path. A missing mount there counts only if there was one before, and if no publish of the volume is mounted.
+// path. A missing mount there counts only if there was one before.
 func (e *examiner) examinePlacement(p Placement) {
 	refs := e.refs[p.Volume]
 	if e.claims[p.Volume] == 0 && len(refs) == 0 {
@@ -44,7 +44,7 @@ func (e *examiner) examinePlacement(p Placement) {
 		return
 	}
 	kind := e.whyMissing(p.Staging.Boot, p.Staging.Path.Host)
-	if kind == "" || kind == registry.FoundLost && (!p.Staging.Mounts || slices.ContainsFunc(refs, e.isMounted)) {
+	if kind == "" || kind == registry.FoundLost && !p.Staging.Mounts {
 		return
 	}
 	f := registry.Finding{
@@ -56,11 +56,6 @@ func (e *examiner) examinePlacement(p Placement) {
 		f.Detail = fmt.Sprintf("volume %s was staged here before the node rebooted", p.Name)
 	}
 	e.add(f)
-}
-
-// isMounted reports whether a publish is done and mounted.
-func (e *examiner) isMounted(r registry.Ref) bool {
-	return r.Publish == registry.MarkDone && e.whyMissing(r.Boot, r.Target.Host) == ""
 }
 
 // examineRef examines one publish.

@@ -94,14 +94,15 @@ func (s *Stager) undoOpenPublish(ctx context.Context, by intent.Caller, st *stat
 	return nil
 }
 
-// stillStaged reports whether the volume is still staged. A plugin need not mount anything at the staging path. A
-// missing mount there therefore counts only if no publish of the volume is mounted either.
+// stillStaged reports whether the volume is still staged. If NodeStageVolume has made a mount at the staging path, that
+// mount must exist, because the plugin would publish or expand the directory below. A plugin need not mount anything
+// there. Then a publish of the volume must be mounted.
 func (s *Stager) stillStaged(st state) (bool, error) {
 	if st.staging.State != registry.MarkDone || st.staging.Boot != s.machine.Boot() {
 		return false, nil
 	}
 	mounted, err := s.machine.Mounted(st.staging.Path.Host)
-	for i := 0; err == nil && !mounted && i < len(st.refs); i++ {
+	for i := 0; err == nil && !mounted && !st.staging.Mounts && i < len(st.refs); i++ {
 		if st.refs[i].Publish == registry.MarkDone {
 			mounted, err = s.machine.Mounted(st.refs[i].Target.Host)
 		}

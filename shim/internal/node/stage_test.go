@@ -45,6 +45,18 @@ func TestUsageComparedByValue(t *testing.T) {
 	})
 }
 
+// A staging mount that is gone is made again before the next publish, also while another publish of the volume is
+// mounted: the plugin would publish the empty directory.
+func TestLostStagingIsMadeAgainBesideAPublish(t *testing.T) {
+	inEnv(t, stages, func(t *testing.T, n *env) {
+		n.up("a1", wish{})
+		n.want("first user", stage, publish)
+		n.machine.unmount(stagingPath)
+		n.up("a2", wish{})
+		n.want("second user", stage, publish)
+	})
+}
+
 // The stager does not use a mount without a record at the volume's own path, because a plugin that finds it may take it
 // for its own.
 func TestWhatIsMountedAlreadyIsNotTakenOver(t *testing.T) {
