@@ -219,8 +219,12 @@ var examinations = []struct {
 	{"a claim is about to publish", sound, func(f *Facts) { f.Records.Placements, f.Records.Refs = nil, nil }, nil,
 		nil},
 
-	{"a known volume is staged, and no record says so", bare, func(f *Facts) { mounted(f, stagedAt()) },
-		[]string{"orphan adopt " + stagedAt()}, []string{"volume data"}},
+	{"a known volume is staged, and no record says so", bare, func(f *Facts) {
+		f.Live = true
+		mounted(f, stagedAt())
+	}, []string{"orphan adopt " + stagedAt()}, []string{"volume data"}},
+	{"the same without a shim, which knows the name of this node", bare, func(f *Facts) { mounted(f, stagedAt()) },
+		[]string{"orphan " + stagedAt()}, []string{"start the agent"}},
 	{"the same, used", bare, func(f *Facts) {
 		mounted(f, stagedAt())
 		f.Users = map[string][]mount.User{stagedAt(): {{Text: "process 7"}}}

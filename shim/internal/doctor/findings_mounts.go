@@ -98,6 +98,9 @@ func (e *examiner) examineUnknownMounts() {
 				what, name)
 			f.Advice = fmt.Sprintf("record it, so that plugin %s is asked to take it down: holdfast doctor --repair",
 				v.Plugin)
+			if !e.Live { // only a shim knows the name of this node, which the record of an attachment needs
+				f.Action, f.Advice = registry.ActNothing, "start the agent, then run holdfast doctor --repair"
+			}
 		case v.External != "":
 			f.Volume, f.Name = v.VolumeKey(), name
 			f.Detail = fmt.Sprintf("%s, where volume %s is staged, and no record says that it is", what, name)

@@ -248,6 +248,7 @@ func (l late) Inspect(ctx context.Context, paths ...string) (map[string]mount.In
 // plugin takes the volume down.
 func TestRepairAdopts(t *testing.T) {
 	w := newEnv(t, data)
+	w.build(Options{Live: true, Node: "n1"})
 	w.put(records(instances(registry.AttachDetach))...)
 	w.mount(stagedAt(), stray("publish", "x"))
 	w.machine.users[stagedAt()] = []mount.User{{Mount: stray("publish", "x")}}
@@ -258,7 +259,7 @@ func TestRepairAdopts(t *testing.T) {
 		w.view(func(v registry.View) {
 			p := placedIn(v)
 			want := placement()
-			want.Attachment.State, want.Attachment.Node = registry.MarkSent, ""
+			want.Attachment.State = registry.MarkSent
 			want.Staging.State, want.Staging.Mounts = registry.MarkSent, false
 			want.Attachment.CreateIndex, want.Attachment.ModifyIndex = p.Attachment.CreateIndex,
 				p.Attachment.ModifyIndex
@@ -268,7 +269,7 @@ func TestRepairAdopts(t *testing.T) {
 			}
 		})
 		w.mounts = nil
-		w.drop(key.StagingRecord(), placement().Attachment.Key(), registry.AttachmentKey{Volume: key}.Key())
+		w.drop(key.StagingRecord(), placement().Attachment.Key())
 	}
 	same(t, "results", w.repair(), []string{"orphan unmount " + stray("publish", "x") + ": done",
 		"orphan adopt " + stagedAt() + ": done"})
