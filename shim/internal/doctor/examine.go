@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 )
 
 // Examine compares the facts, and returns the differences with their repairs, the worst first.
@@ -106,7 +107,34 @@ func newExaminer(f Facts) *examiner {
 			e.known[p.Staging.Path.Host] = true
 		}
 	}
+	for _, u := range f.Records.EndpointUses {
+		if intent.RoleOf(u.Call) == registry.RoleNode && u.Target != "" {
+			e.addClientPath(u.Volume.Plugin, u.Target)
+		}
+	}
 	return e
+}
+
+// addClientPath adds to known a path at which a client of a CSI endpoint uses a volume, as the plugin's tasks see it.
+// While no task of the plugin is registered, the path on the host is not known. Then all paths of the plugin are known.
+func (e *examiner) addClientPath(id registry.PluginID, path string) {
+	registered := false
+	for _, in := range e.Records.Instances {
+		if in.Plugin != id || in.Role != registry.RoleNode {
+			continue
+		}
+		registered = true
+		at := in.Volumes.OnHost(path)
+		if e.Layout.Ours(at) {
+			e.known[at] = true
+		}
+		if up := filepath.Dir(at); e.shapes.kind(up) == targetParent {
+			e.known[up] = true
+		}
+	}
+	if !registered {
+		e.known[e.Layout.PluginRoot(id)] = true
+	}
 }
 
 // root returns the directory of a plugin's volumes.

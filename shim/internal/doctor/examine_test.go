@@ -82,6 +82,15 @@ func listed(f *Facts, volumes map[registry.ExternalID]Listed) {
 		Before: f.Records.versions()}}
 }
 
+// clientUses are mounts of a client of the CSI endpoint, at paths as the plugin's task sees them.
+func clientUses(targets ...string) (uses []registry.EndpointUse) {
+	for _, at := range targets {
+		uses = append(uses, registry.EndpointUse{Volume: registry.VolumeKey{Plugin: "ebs", External: "ext-9"},
+			Call: registry.NodePublishRPC, Target: at, Node: "n1"})
+	}
+	return uses
+}
+
 // here is a volume that is attached to this node.
 var here = Listed{Here: true, Nodes: map[registry.NodeID]bool{"i-1": true}}
 
@@ -180,6 +189,20 @@ var examinations = []struct {
 		f.Records.Placements[0].Staging.State, f.Records.Placements[0].Staging.Path = registry.MarkNone, registry.Tree{}
 	}, []string{"unowned undo ebs:ext-1"}, []string{"attached"}},
 
+	{"what clients of the CSI endpoint have mounted", sound, func(f *Facts) {
+		mounted(f, stray("stage", "x"), stray("publish", "x"), root().Host+"/own/y")
+		f.Records.EndpointUses = clientUses("/csi/stage/x", "/csi/publish/x/v", "/csi/own/y", "/csi/stage/z", "/var")
+		f.Dirs = append([]mount.DirInfo{{Path: stray("stage", "z"), Entries: 0},
+			{Path: filepath.Dir(stray("publish", "x")), Entries: 1}}, f.Dirs...)
+	}, nil, nil},
+	{"the same while the plugin does not run", sound, func(f *Facts) {
+		mounted(f, stray("stage", "x"))
+		f.Records.EndpointUses, f.Records.Instances = clientUses("/csi/stage/x"), nil
+	}, nil, nil},
+	{"another mount beside theirs", sound, func(f *Facts) {
+		mounted(f, stray("stage", "x"))
+		f.Records.EndpointUses = clientUses("/csi/stage/y", "/var")
+	}, []string{"orphan unmount " + stray("stage", "x")}, nil},
 	{"an unknown mount", sound, func(f *Facts) { mounted(f, stray("publish", "x")) },
 		[]string{"orphan unmount " + stray("publish", "x")}, []string{"ext4 /dev/loop7"}},
 	{"two of one volume", bare, func(f *Facts) {
@@ -287,6 +310,11 @@ var examinations = []struct {
 	{"a plugin that has another one attached", sound, func(f *Facts) {
 		listed(f, map[registry.ExternalID]Listed{"ext-1": here, "ext-9": here})
 	}, []string{"attached ebs:ext-9"}, nil},
+	{"a plugin that has one attached for a client of the CSI endpoint", sound, func(f *Facts) {
+		listed(f, map[registry.ExternalID]Listed{"ext-1": here, "ext-9": here})
+		f.Records.EndpointUses = []registry.EndpointUse{{Volume: registry.VolumeKey{Plugin: "ebs", External: "ext-9"},
+			Call: registry.ControllerPublishRPC, Target: "i-1", Node: "n2"}}
+	}, nil, nil},
 	{"what has changed since the plugin was asked", sound, func(f *Facts) {
 		listed(f, nil)
 		f.Records.Volumes[0].ModifyIndex, f.Records.Placements[0].Staging.ModifyIndex = 9, 9

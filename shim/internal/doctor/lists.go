@@ -241,7 +241,8 @@ func (e *examiner) examineListing(l Listing) {
 	}
 	for id, v := range l.Volumes {
 		key := registry.VolumeKey{Plugin: l.Plugin, External: id}
-		if v.Here && l.Published && unchanged(key) && e.placements[key].Attachment.State == registry.MarkNone {
+		if v.Here && l.Published && unchanged(key) && e.placements[key].Attachment.State == registry.MarkNone &&
+			!e.attachedByClient(key, l.Node) {
 			found = append(found, e.attachedFinding(l, key))
 		}
 	}
@@ -252,6 +253,13 @@ func (e *examiner) examineListing(l Listing) {
 			e.add(f)
 		}
 	}
+}
+
+// attachedByClient reports whether a client of a CSI endpoint has attached the volume to a node, or may have.
+func (e *examiner) attachedByClient(key registry.VolumeKey, node registry.NodeID) bool {
+	return slices.ContainsFunc(e.Records.EndpointUses, func(u registry.EndpointUse) bool {
+		return u.Volume == key && u.Call == registry.ControllerPublishRPC && u.Target == string(node)
+	})
 }
 
 func (e *examiner) attachedFinding(l Listing, key registry.VolumeKey) registry.Finding {

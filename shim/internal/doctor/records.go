@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 )
 
 // Records are the records that an examination needs, all read in one transaction.
@@ -18,6 +19,8 @@ type Records struct {
 	Claims     []registry.Claim
 	Intents    []registry.Intent
 	Instances  []registry.Instance // the newest first
+	// EndpointUses are how clients of CSI endpoints use volumes, without their mounts on other nodes.
+	EndpointUses []registry.EndpointUse
 	// Executors are the other nodes that make the controller calls of plugins.
 	Executors map[registry.PluginID]registry.NodeName
 	Drained   bool // this node is drained, so that no plugin runs on it
@@ -48,6 +51,9 @@ func RecordsOf(v registry.View, this registry.NodeName) Records {
 		Placements: placementsOf(v, this), Refs: v.AllRefs(),
 		Claims:  slices.DeleteFunc(v.AllClaims(), func(c registry.Claim) bool { return this != "" && c.Node != this }),
 		Intents: v.Intents(), Instances: v.AllInstances(), Executors: executors, Drained: drained,
+		EndpointUses: slices.DeleteFunc(v.AllEndpointUses(), func(u registry.EndpointUse) bool {
+			return intent.RoleOf(u.Call) == registry.RoleNode && other(u.Node)
+		}),
 	}
 }
 
