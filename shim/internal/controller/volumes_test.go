@@ -458,8 +458,9 @@ func TestDeregisteredIsNotCalledDeleted(t *testing.T) {
 
 func TestCreateSendsOnlyWhatWasAnnounced(t *testing.T) {
 	zone := []registry.Topology{{"zone": "a"}}
-	preferring, requiring, newer := spec(), spec(), spec()
+	preferring, requiring, newer, elsewhere := spec(), spec(), spec(), spec()
 	preferring.Preferred, requiring.Required = zone, zone
+	elsewhere.Required, elsewhere.Preferred = zone, []registry.Topology{{"zone": "b"}}
 	newer.Capabilities = []registry.VolumeCapability{{Access: registry.SingleNodeMultiWriter,
 		Attachment: registry.FileSystem}}
 	for _, c := range []struct {
@@ -473,6 +474,8 @@ func TestCreateSendsOnlyWhatWasAnnounced(t *testing.T) {
 		{"required topology without it", []registry.Capability{registry.CreateDelete}, requiring,
 			registry.ErrUnsupported},
 		{"required topology", []registry.Capability{registry.CreateDelete, registry.PluginTopology}, requiring, nil},
+		{"preferred topology that is not required",
+			[]registry.Capability{registry.CreateDelete, registry.PluginTopology}, elsewhere, registry.ErrInvalid},
 		{"newer mode without it", []registry.Capability{registry.CreateDelete}, newer, registry.ErrUnsupported},
 		{"newer mode", []registry.Capability{registry.CreateDelete, registry.ControllerMulti}, newer, nil},
 	} {
