@@ -86,8 +86,22 @@ func (m *Controller) capableController(
 	return inst, err
 }
 
-// awaitNode waits for a healthy node instance of the plugin. It fails after roleWait if no task will serve the role.
+// awaitNode returns a healthy node instance of the plugin, of any node. If there is none, it waits for one on this
+// node, and fails after roleWait if no task will serve the role here.
 func (m *Controller) awaitNode(ctx context.Context, id registry.PluginID) (inst registry.Instance, err error) {
+	healthy := false
+	err = m.State.View(ctx, func(view registry.View) error {
+		for _, node := range view.Nodes() {
+			if !healthy {
+				inst, _ = m.nodeInstance(view, node.Name, id)
+				healthy = inst.Health.State == registry.Healthy
+			}
+		}
+		return nil
+	})
+	if err != nil || healthy {
+		return inst, err
+	}
 	err = m.withRole(ctx, registry.RoleNode, id, func(ctx context.Context) (err error) {
 		if inst, err = m.Plugins.Await(ctx, registry.RoleNode, id); err != nil {
 			err = fmt.Errorf("node plugin %s: %w", id, err)
