@@ -66,9 +66,10 @@ func mayDelete(view registry.View, name registry.VolumeName, local []string) (re
 			name)
 	}
 	for _, snap := range view.SnapshotRecords() {
-		if snap.State == registry.SnapshotCreating && slices.Contains(snap.VolumeKeys(), v.VolumeKey()) {
-			return v, registry.Errorf(registry.ErrConflict, "%s of volume %s is being taken; wait until that has ended",
-				nameOf(snap.SnapshotSpec), name)
+		processed := snap.State == registry.SnapshotProcessing && !snap.IsGroup() // CreateSnapshot is repeated
+		if (processed || snap.State == registry.SnapshotCreating) && slices.Contains(snap.VolumeKeys(), v.VolumeKey()) {
+			return v, registry.Errorf(registry.ErrConflict, "%s of volume %s is %s; wait until it is %s, or delete it",
+				nameOf(snap.SnapshotSpec), name, snap.State, registry.SnapshotReady)
 		}
 	}
 	return v, checkUnused(view, v, local, "deleted")

@@ -587,7 +587,8 @@ func TestDeletionBeginsDuringACall(t *testing.T) {
 	}
 }
 
-// A snapshot is not deleted while a volume is created from it. A volume is not deleted while a snapshot of it is taken.
+// A snapshot is not deleted while a volume is created from it. A volume is not deleted while a snapshot of it is taken,
+// or processed: a plugin is asked whether the snapshot is ready by CreateSnapshot, which names the volume.
 func TestSourcesAreKeptWhileTheyAreNeeded(t *testing.T) {
 	restoring := ready()
 	restoring.VolumeSpec.ID, restoring.External, restoring.State = "restored", "", registry.VolumeUncertain
@@ -599,9 +600,11 @@ func TestSourcesAreKeptWhileTheyAreNeeded(t *testing.T) {
 	d := openSnapshots(t, of(registry.CreateSnapshot, registry.CreateDelete))
 	d.put(restoring, taken)
 	wantErr(t, "the snapshot", d.Delete(t.Context(), call, snapName), registry.ErrConflict, "")
-	taken.State = registry.SnapshotCreating
-	d.put(taken)
-	wantErr(t, "the volume", d.desk.Controller.Delete(t.Context(), call, name), registry.ErrConflict, "")
+	for _, state := range []registry.SnapshotState{registry.SnapshotCreating, registry.SnapshotProcessing} {
+		taken.State = state
+		d.put(taken)
+		wantErr(t, "the volume", d.desk.Controller.Delete(t.Context(), call, name), registry.ErrConflict, string(state))
+	}
 	if err := d.Deregister(t.Context(), call, snapName); err != nil || d.state().State != "" {
 		t.Errorf("deregistered: %v, %+v", err, d.state())
 	}
