@@ -64,7 +64,7 @@ func (s *Stager) ask(
 	ctx context.Context, name registry.VolumeName, do func(asking context.Context, st state) error,
 ) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, askLimit,
-		registry.Errorf(context.DeadlineExceeded, "the plugin did not respond within %v", askLimit))
+		registry.Errorf(context.DeadlineExceeded, "it did not end within %v", askLimit))
 	defer cancel()
 	var v registry.Volume
 	err := s.State.View(ctx, func(view registry.View) error {

@@ -98,6 +98,10 @@ func TestStatsAreRefused(t *testing.T) {
 			n.script(csifake.Rule{RPC: string(publish), Hang: csifake.UntilCancelled})
 			_ = n.tryUp("a1", wish{})
 		}, registry.ErrConflict, "NodePublishVolume"},
+		"call under way": {func(n *env) {
+			n.script(csifake.Rule{RPC: string(publish), Hang: csifake.UntilCancelled})
+			n.async(func() { _ = n.tryUp("a1", wish{}) })
+		}, context.DeadlineExceeded, "where a mount for alloc a1 is under way: it did not end within 10s"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			inEnv(t, measures, func(t *testing.T, n *env) {
