@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"holdfast/config"
 	"holdfast/hooks"
@@ -115,7 +116,7 @@ func (a *Allocs) claimReasons(
 	if r.Create != nil && vol.CreateIndex == 0 {
 		reasons = append(reasons, a.controller.FeasibleCreate(v, vol.VolumeSpec)...)
 	} else {
-		to := intent.AttachTo{Node: node, Used: here && usedHere(v, vol.VolumeKey())}
+		to := intent.AttachTo{Node: node, Used: here && a.stager.usedHere(v, vol.VolumeKey())}
 		reasons = append(reasons, a.controller.FeasibleAttach(v, vol, claim.Usage, to)...)
 	}
 	for i := range reasons {
@@ -192,8 +193,9 @@ func volumeName(g hooks.AllocGroup, r hooks.VolumeRequest) (registry.VolumeName,
 	return registry.VolumeName{Namespace: g.Namespace, ID: id}, err
 }
 
-// usedHere reports whether the volume is, or may be, staged or published on this node.
-func usedHere(v registry.View, key registry.VolumeKey) bool {
+// usedHere reports whether the volume is, or may be, staged or published on this node. Nothing is left of an earlier
+// boot.
+func (s *Stager) usedHere(v registry.View, key registry.VolumeKey) bool {
 	p, _ := v.Staging(key)
-	return p.State != registry.MarkNone || len(v.Refs(key)) > 0
+	return p.State != registry.MarkNone && p.Boot == s.machine.Boot() || slices.ContainsFunc(v.Refs(key), s.sinceBoot)
 }

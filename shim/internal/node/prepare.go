@@ -403,7 +403,7 @@ func (req *request) mount(
 func (req *request) attachTo(ctx context.Context, id registry.NodeID) (to intent.AttachTo, err error) {
 	to = intent.AttachTo{Node: req.host.Node, ID: id}
 	err = req.State.View(ctx, func(v registry.View) error {
-		to.Used = usedHere(v, req.key.Volume)
+		to.Used = req.stager.usedHere(v, req.key.Volume)
 		return nil
 	})
 	return to, err

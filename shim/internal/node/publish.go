@@ -88,7 +88,7 @@ func (s *Stager) publishCall(
 	what := fmt.Sprintf("publish volume %s for alloc %s as %q", v.VolumeName(), r.Alloc, r.Request)
 	r.Publish, r.Boot, r.Trouble, r.Troubled = registry.MarkSent, s.machine.Boot(), "", time.Time{}
 	server := registry.TaskKey{}
-	stages := !v.Ephemeral && (st.staging.Stages || inst.Fingerprint.Has(registry.StageUnstage) && !unstagedUsers(st))
+	stages := !v.Ephemeral && (st.staging.Stages || inst.Fingerprint.Has(registry.StageUnstage) && !s.unstagedUsers(st))
 	secrets, err := s.Resolve(ctx, v.VolumeSpec)
 	if err != nil {
 		return mountCall{}, fmt.Errorf("%s: %w", what, err)
@@ -135,10 +135,14 @@ func (s *Stager) publishedForOther(view registry.View, r registry.Ref) bool {
 	})
 }
 
-// unstagedUsers reports whether the volume is published, for whatever request, by a plugin that did not stage it.
-func unstagedUsers(st state) bool {
-	return st.staging.State == registry.MarkNone && len(st.refs) > 0
+// unstagedUsers reports whether the volume is published, for whatever request, by a plugin that did not stage it. A
+// publish of an earlier boot does not count.
+func (s *Stager) unstagedUsers(st state) bool {
+	return st.staging.State == registry.MarkNone && slices.ContainsFunc(st.refs, s.sinceBoot)
 }
+
+// sinceBoot reports whether a publish is one of this boot.
+func (s *Stager) sinceBoot(r registry.Ref) bool { return r.Boot == s.machine.Boot() }
 
 // inlineKey is the volume_context key with which Kubernetes marks inline volumes.
 const inlineKey = "csi.storage.k8s.io/ephemeral"

@@ -59,7 +59,7 @@ func (s *Stager) missingStage(
 	if err != nil {
 		return nil, st, err
 	}
-	if st.staging.State == registry.MarkNone && (!inst.Fingerprint.Has(registry.StageUnstage) || len(st.refs) > 0) {
+	if st.staging.State == registry.MarkNone && (!inst.Fingerprint.Has(registry.StageUnstage) || s.unstagedUsers(st)) {
 		return nil, st, nil // the plugin does not stage, or did not when it mounted the volume
 	}
 	if err := intent.Supports(inst, u); err != nil {
@@ -185,7 +185,7 @@ func (s *Stager) unattached(view registry.View, st state, v registry.Volume) boo
 	if attachment != registry.MarkNone {
 		return attachment != registry.MarkDone
 	}
-	if st.staging.State != registry.MarkNone || len(st.refs) > 0 {
+	if s.usedHere(view, v.VolumeKey()) {
 		return false
 	}
 	if inst, found := s.Plugins.Find(registry.RoleController, v.Plugin); found && !v.Ephemeral {

@@ -183,6 +183,23 @@ func TestVolumeIsReleasedAsItWasMounted(t *testing.T) {
 	})
 }
 
+// After a reboot nothing is mounted. If the plugin was updated too, and attaches or stages now, the volume is attached
+// and staged.
+func TestVolumeIsMountedAnewAfterAReboot(t *testing.T) {
+	for _, before := range []string{"", stages} {
+		inEnv(t, before, func(t *testing.T, n *env) {
+			n.up("a1", wish{})
+			n.caps = append(strings.Fields(attaches+stages), "LIST_VOLUMES")
+			n.reboot()
+			n.journaled()
+			n.up("a1", wish{})
+			n.want("mounted again", attach, stage, publish)
+			n.down("a1")
+			n.want("released", unpublish, unstage, detach)
+		})
+	}
+}
+
 // While no controller is registered, and one is expected, a volume is neither staged nor published unattached.
 func TestNothingIsMountedUnattachedWhileTheControllerIsAway(t *testing.T) {
 	for _, expected := range []bool{true, false} {
