@@ -191,7 +191,7 @@ func (s *Stager) unattached(view registry.View, st state, v registry.Volume) boo
 	if inst, found := s.Plugins.Find(registry.RoleController, v.Plugin); found && !v.Ephemeral {
 		return inst.Fingerprint.Has(registry.AttachDetach)
 	}
-	if v.Unattached || v.Ephemeral {
+	if v.Unattached || v.Ephemeral || s.Sender.Node != "" { // in a cluster, Attach has asked the plugin's executor
 		return false
 	}
 	return v.Created || s.Expected != nil && s.Expected(view, registry.RoleController, v.Plugin)

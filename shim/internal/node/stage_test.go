@@ -200,20 +200,26 @@ func TestVolumeIsMountedAnewAfterAReboot(t *testing.T) {
 	}
 }
 
-// While no controller is registered, and one is expected, a volume is neither staged nor published unattached.
+// While no controller is registered, and one is expected, a volume is neither staged nor published unattached. In a
+// cluster the plugin's executor has decided before that the volume needs no attachment.
 func TestNothingIsMountedUnattachedWhileTheControllerIsAway(t *testing.T) {
-	for _, expected := range []bool{true, false} {
+	for _, c := range []struct {
+		expects bool
+		cluster registry.NodeName
+	}{{true, ""}, {false, ""}, {true, nodeName}} {
+		expected := c.expects && c.cluster == ""
 		inEnv(t, stages, func(t *testing.T, n *env) {
 			n.decide(func(v registry.View) registry.Change {
 				return registry.RemoveChange(v, time.Now(), registry.InstanceKey{Role: registry.RoleController,
 					Plugin: pluginID, Alloc: "plugin", Task: "p"})
 			})
 			s, usage := n.shim.stager, registry.Usage{Access: accessOf(0), Attachment: registry.FileSystem}
-			s.Expected = func(registry.View, registry.Role, registry.PluginID) bool { return expected }
+			s.Expected = func(registry.View, registry.Role, registry.PluginID) bool { return c.expects }
+			s.Sender.Node = c.cluster
 			n.put(registry.Claim{Volume: v0, Alloc: "a1", Request: "v0", Node: nodeName, Usage: usage})
 			err := s.Stage(t.Context(), intent.Caller{}, n.volume(0, "x-v0"), usage)
 			if errors.Is(err, registry.ErrConflict) != expected || !expected && err != nil {
-				t.Errorf("expected %v: %v", expected, err)
+				t.Errorf("%+v: %v", c, err)
 			}
 			noErr(t, s.Unstage(t.Context(), intent.Caller{}, v0))
 			n.commit(registry.Change{Delete: []registry.Key{claimOf("a1").ClaimRecord()}})
