@@ -62,6 +62,7 @@ type examiner struct {
 	mountsBelow map[string]bool            // directories below which something is mounted
 	known       map[string]bool            // paths that records name; paths below them count too (covers)
 	expected    map[string]bool            // paths that claims are about to use; paths below them count too
+	claimants   map[string]registry.Claim  // by such a path, if it is a mount point
 	stageable   map[string]registry.Volume // by staging path
 	findings    []registry.Finding
 }
@@ -72,7 +73,7 @@ func newExaminer(f Facts) *examiner {
 		claims: map[registry.VolumeKey]int{},
 		refs:   map[registry.VolumeKey][]registry.Ref{}, placements: f.Records.placed(), versions: f.Records.versions(),
 		stacks: map[string]int{}, mountsBelow: map[string]bool{}, known: map[string]bool{}, expected: map[string]bool{},
-		stageable: map[string]registry.Volume{},
+		claimants: map[string]registry.Claim{}, stageable: map[string]registry.Volume{},
 	}
 	for _, m := range f.Mounts {
 		e.stacks[m.Point]++
@@ -92,8 +93,9 @@ func newExaminer(f Facts) *examiner {
 	for _, c := range f.Records.Claims {
 		e.claims[c.Volume]++
 		target := f.Layout.Target(c.ClaimKey(), e.root(c.Volume.Plugin)).Host
-		e.expected[f.Layout.Staging(c.Volume, e.root(c.Volume.Plugin)).Host] = true
-		e.expected[target], e.expected[filepath.Dir(target)] = true, true
+		staging := f.Layout.Staging(c.Volume, e.root(c.Volume.Plugin)).Host
+		e.expected[staging], e.expected[target], e.expected[filepath.Dir(target)] = true, true, true
+		e.claimants[staging], e.claimants[target] = c, c
 	}
 	for _, r := range f.Records.Refs {
 		e.refs[r.Volume] = append(e.refs[r.Volume], r)

@@ -239,8 +239,9 @@ var examinations = []struct {
 	{"what is mounted in a known volume is part of it", sound,
 		func(f *Facts) { mounted(f, stagedAt()+"/inner", publishedAt()+"/inner") },
 		nil, nil},
-	{"a claim is about to publish", sound, func(f *Facts) { f.Records.Placements, f.Records.Refs = nil, nil }, nil,
-		nil},
+	{"unknown mounts in the way of a claim", sound, func(f *Facts) { f.Records.Placements, f.Records.Refs = nil, nil },
+		[]string{"orphan unmount " + publishedAt(), "orphan unmount " + stagedAt()},
+		[]string{"in the way of volume data for alloc a1"}},
 
 	{"a known volume is staged, and no record says so", bare, func(f *Facts) {
 		f.Live = true

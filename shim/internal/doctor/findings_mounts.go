@@ -53,8 +53,9 @@ func (s pathShapes) kind(path string) pathKind {
 	return otherPath
 }
 
-// unknownMounts lists the mounts that no record names and no claim explains, the oldest first and each mount point
-// once. It leaves out a mount inside another mount at a volume's path: the inner mount is a user of the outer one.
+// unknownMounts lists the mounts that no record names, the oldest first and each mount point once. A mount that a
+// plugin makes for a claim has a record before it is made. unknownMounts leaves out a mount inside another mount at a
+// volume's path: the inner mount is a user of the outer one.
 func (e *examiner) unknownMounts() (found mount.Mounts) {
 	seen, outer := map[string]bool{}, map[string]bool{}
 	for _, m := range e.Mounts {
@@ -63,8 +64,7 @@ func (e *examiner) unknownMounts() (found mount.Mounts) {
 		}
 	}
 	for _, m := range e.Mounts {
-		if !seen[m.Point] && !covers(e.known, m.Point) && !covers(e.expected, m.Point) &&
-			!covers(outer, filepath.Dir(m.Point)) {
+		if !seen[m.Point] && !covers(e.known, m.Point) && !covers(outer, filepath.Dir(m.Point)) {
 			seen[m.Point] = true
 			found = append(found, m)
 		}
@@ -84,6 +84,7 @@ func (e *examiner) examineUnknownMounts() {
 		}
 		v, adoptable := e.adoptable(m.Point)
 		name := v.VolumeName()
+		claim, claimed := e.claimants[m.Point]
 		switch kind := e.shapes.kind(m.Point); {
 		case kind == otherPath || kind == targetParent:
 			f.Detail = what + ", and this is no path of a volume"
@@ -92,6 +93,11 @@ func (e *examiner) examineUnknownMounts() {
 			f.Kind = registry.FoundUsed
 			f.Detail = what + ", is not in any record, and " + e.usedBy(m.Point)
 			f.Advice = "stop what uses it, then run holdfast doctor again; it is not touched while it is in use"
+		case claimed:
+			f.Action, f.Volume, f.Name = registry.ActUnmount, claim.Volume, claim.Name
+			f.Detail = fmt.Sprintf("%s, is not in any record, and is in the way of volume %s for alloc %s", what,
+				claim.Name, claim.Alloc)
+			f.Advice = "unmount it if nothing uses it: holdfast doctor --repair; the alloc is then tried again"
 		case adoptable:
 			f.Action, f.Volume, f.Name = registry.ActAdopt, v.VolumeKey(), name
 			f.Detail = fmt.Sprintf("%s, where volume %s is staged: no record says that it is, and it has no claim",

@@ -47,7 +47,14 @@ func (d *Doctor) Repair(ctx context.Context, digest string) (registry.Diagnosis,
 	}
 	before := newExaminer(f)
 	r.carryOut(ctx, r.findings, registry.ActUnmount, func(f *registry.Finding) error {
-		return r.unmountAll(ctx, f.Path, before.stacks[f.Path])
+		if f.Volume != (registry.VolumeKey{}) { // the mount is in the way of a claim, which is tried again
+			unlock, err := r.lock(ctx, f.Volume)
+			if err != nil {
+				return err
+			}
+			defer unlock()
+		}
+		return r.unmountAll(ctx, f.Path, f.Volume, before.stacks[f.Path])
 	})
 	r.carryOut(ctx, r.findings, registry.ActAdopt, func(f *registry.Finding) error { return r.adopt(ctx, f) })
 	if ctx.Err() == nil {
@@ -141,10 +148,10 @@ func (r *repair) currentExaminer(ctx context.Context) (*examiner, error) {
 }
 
 // unmountAll unmounts the mounts that were found at a path, one by one, as long as the path stays unknown and unused.
-// Then it removes the directories of the path, if they are empty.
-func (r *repair) unmountAll(ctx context.Context, path string, stacked int) error {
+// Then it removes the directories of the path, if they are empty. locked is as in checkUnused.
+func (r *repair) unmountAll(ctx context.Context, path string, locked registry.VolumeKey, stacked int) error {
 	for range stacked {
-		err := r.checkUnused(ctx, path)
+		err := r.checkUnused(ctx, path, locked)
 		if err == nil {
 			err = r.machine.Unmount(ctx, path)
 		}
@@ -166,13 +173,16 @@ func (r *repair) unmountAll(ctx context.Context, path string, stacked int) error
 	return nil
 }
 
-// checkUnused returns an error if a record or claim now names the path, or if something uses it.
-func (r *repair) checkUnused(ctx context.Context, path string) error {
+// checkUnused returns an error if a record or claim now names the path, or if something uses it. A claim on the locked
+// volume does not count, because no call for that volume begins meanwhile; zero: none is locked.
+func (r *repair) checkUnused(ctx context.Context, path string, locked registry.VolumeKey) error {
 	e, err := r.currentExaminer(ctx)
 	if err != nil {
 		return err
 	}
-	if covers(e.known, path) || covers(e.expected, path) {
+	claim, claimed := e.claimants[path]
+	waits := claimed && claim.Volume == locked
+	if covers(e.known, path) || covers(e.expected, path) && !waits {
 		return registry.Errorf(registry.ErrConflict, "a record names it by now; run holdfast doctor again")
 	}
 	users, err := r.machine.Users([]string{path})
@@ -193,7 +203,7 @@ func (r *repair) adopt(ctx context.Context, f *registry.Finding) error {
 		return err
 	}
 	defer unlock()
-	if err := r.checkUnused(ctx, f.Path); err != nil {
+	if err := r.checkUnused(ctx, f.Path, registry.VolumeKey{}); err != nil {
 		return err
 	}
 	return commit(ctx, r.state, func(v registry.View) (registry.Change, error) {

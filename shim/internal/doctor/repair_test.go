@@ -368,6 +368,22 @@ func TestBusyVolumesAreLeftAlone(t *testing.T) {
 	})
 }
 
+// A mount in the way of a claim is unmounted, but only while no other operation holds the volume's lock.
+func TestMountInTheWayOfAClaimIsUnmounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newEnv(t, data, claim())
+		w.mount(stagedAt(), publishedAt())
+		leave, err := w.Locks.Lock(t.Context(), key, "a test")
+		must(t, err)
+		if got := w.repair(); !strings.Contains(strings.Join(got, ""), "a test") || len(w.acts) > 0 {
+			t.Errorf("%q, %q", got, w.acts)
+		}
+		leave()
+		same(t, "results", w.repair(), []string{"orphan unmount " + publishedAt() + ": done",
+			"orphan unmount " + stagedAt() + ": done"})
+	})
+}
+
 func TestOneRepairAtATime(t *testing.T) {
 	w := newEnv(t)
 	w.mount(stray("stage", "x"))
