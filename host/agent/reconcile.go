@@ -131,13 +131,24 @@ func (a *Agent) lowestDiscardedRank() int {
 	return lowest
 }
 
-// updateVersions moves allocs of unchanged groups to the last version of the job.
+// updateVersions moves allocs of unchanged groups to the last version of the job. The end of an alloc that is ending
+// belongs to the earlier version: the last one was submitted to run it again.
 func (a *Agent) updateVersions(job *JobRecord, allocs []*AllocRecord, want map[slot]string) {
 	for _, r := range allocs {
-		if !r.State.Ended() && r.Version != job.Version && want[r.slot()] == r.Digest {
+		if !r.State.Ended() && !r.ending() && r.Version != job.Version && want[r.slot()] == r.Digest {
 			_ = a.updateLocked(r.ID, func(r *AllocRecord) { r.Version = job.Version })
 		}
 	}
+}
+
+// ending reports whether the alloc ends whatever its tasks do: it was stopped, or has failed, or its tasks have ended.
+func (r *AllocRecord) ending() bool {
+	for _, t := range r.Tasks {
+		if t.Failed {
+			return true
+		}
+	}
+	return r.Stop || r.Failed != "" || r.State == AllocReleasing || r.allTasksDead()
 }
 
 // stopLocked orders an alloc to end. The caller holds a.writing.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"holdfast/host"
 	"holdfast/host/agent/taskdriver"
@@ -103,6 +104,34 @@ func TestUnwantedSlotsAreRemoved(t *testing.T) {
 			t.Error("slot 0 is empty")
 		}
 	})
+}
+
+func TestBatchResubmittedBeforeItsAllocHasEnded(t *testing.T) {
+	for name, c := range map[string]struct {
+		end    func(*env, *AllocRecord)
+		rerun  bool
+		starts int
+	}{
+		"complete":           {func(e *env, r *AllocRecord) { e.exit(r, "main", 0) }, false, 1},
+		"complete and rerun": {func(e *env, r *AllocRecord) { e.exit(r, "main", 0) }, true, 2},
+		"failed":             {func(e *env, r *AllocRecord) { e.exit(r, "main", 1) }, false, 2},
+		"stopped":            {func(e *env, _ *AllocRecord) { e.stopJob("work", StopOptions{}) }, false, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			withAgent(t, func(e *env) {
+				work := job("work", "batch",
+					withVolumes(tasks("g", task("main", `{"restart":[{"attempts":0,"mode":"fail"}]}`))))
+				e.shim.release = func(host.AllocID) error { time.Sleep(time.Minute); return nil }
+				e.submit(work)
+				c.end(e, e.awaitRunning("work"))
+				e.awaitState("work", AllocReleasing)
+				e.must(e.trySubmit(work, SubmitOptions{Rerun: c.rerun}))
+				time.Sleep(time.Hour)
+				synctest.Wait()
+				e.hasCount("start", c.starts)
+			})
+		})
+	}
 }
 
 // If a batch job is submitted again unchanged, only allocs that are not complete run again. After a stop or with Rerun,
