@@ -185,11 +185,17 @@ func (a *Agent) Run(ctx context.Context, s Storage) error {
 	defer cancel()
 	var wg sync.WaitGroup
 	wg.Go(func() { a.followPlugins(ctx, s) })
-	wg.Go(func() { a.followDrain(ctx, s) })
+	drainKnown := make(chan struct{})
+	wg.Go(func() { a.followDrain(ctx, s, sync.OnceFunc(func() { close(drainKnown) })) })
 	wg.Go(func() { a.followLostVolumes(ctx, s) })
 	wg.Go(func() { a.followRolls(ctx, s) })
 	wg.Go(func() { a.followEngineMounts(ctx, s) })
 	a.wakeRun()
+	select { // a drained node must not start anything
+	case <-drainKnown:
+	case <-time.After(pollTimeout): // the shim does not answer, but running tasks need their runners
+	case <-ctx.Done():
+	}
 	for ctx.Err() == nil && a.failure() == nil {
 		select {
 		case <-a.wake:

@@ -11,56 +11,67 @@ import (
 	"holdfast/registry"
 )
 
-// followDrain stops all allocs while the node is drained, and runs the jobs again afterwards.
-func (a *Agent) followDrain(ctx context.Context, s Volumes) {
+// followDrain stops all allocs while the node is drained, and runs the jobs again afterwards. It calls known when
+// DescribeDrain is right, or the shim does not say whether the node is drained.
+func (a *Agent) followDrain(ctx context.Context, s Volumes, known func()) {
 	q := host.NodeQuery{Node: host.NodeName(a.node.Name)}
-	var deadline time.Time     // of the present drain
-	cancel := func() {}        // ends the goroutines of the present drain
-	var running sync.WaitGroup // these goroutines
-	defer running.Wait()
-	defer func() { cancel() }()
+	d := drain{Agent: a, cancel: func() {}}
+	defer d.running.Wait()
+	defer func() { d.cancel() }()
 	for ctx.Err() == nil {
 		list, at, err := s.Nodes(ctx, q)
-		if err != nil && ctx.Err() == nil {
+		switch {
+		case err == nil:
+			q.MinIndex = at
+			d.follow(ctx, list)
+		case ctx.Err() == nil:
 			a.log.Warn("cannot ask whether this node is drained", "error", err)
+		}
+		known()
+		if at == 0 { // after an error, and if the shim has written nothing yet: Nodes would return at once
 			sleep(ctx, maxPause, nil)
 		}
-		if err != nil {
-			continue
-		}
-		if q.MinIndex = at; at == 0 { // the shim has written nothing yet: Nodes would return at once
-			sleep(ctx, maxPause, nil)
-		}
-		var drain registry.Drain
-		drained := false
-		before := a.drained.Load()
-		if len(list) == 1 {
-			drain, drained = list[0].Drains()
-		}
-		if drained == before && drain.Deadline.Equal(deadline) {
-			continue
-		}
-		cancel()
-		running.Wait()
-		deadline = drain.Deadline
-		if !drained {
-			a.log.Info("the drain of this node has ended")
-			a.endDrain()
-			continue
-		}
-		if !before {
-			a.log.Info("this node is drained", "by", drain.By, "reason", drain.Reason)
-		}
-		a.drained.Store(true)
-		draining, end := context.WithCancel(ctx)
-		cancel = end
-		running.Go(func() { a.endGraceAt(draining, drain.Deadline) })
-		running.Go(func() {
-			if err := a.stopRanks(draining, lastRank); err == nil {
-				a.log.Info("the node is drained: all allocs have ended")
-			}
-		})
 	}
+}
+
+// drain is the present drain of the node.
+type drain struct {
+	*Agent
+	deadline time.Time
+	cancel   func()         // ends its goroutines
+	running  sync.WaitGroup // these goroutines
+}
+
+// follow begins, changes or ends the drain, as the shim describes the node.
+func (d *drain) follow(ctx context.Context, list []host.NodeStatus) {
+	var now registry.Drain
+	drained, before := false, d.drained.Load()
+	if len(list) == 1 {
+		now, drained = list[0].Drains()
+	}
+	if drained == before && now.Deadline.Equal(d.deadline) {
+		return
+	}
+	d.cancel()
+	d.running.Wait()
+	d.deadline = now.Deadline
+	if !drained {
+		d.log.Info("the drain of this node has ended")
+		d.endDrain()
+		return
+	}
+	if !before {
+		d.log.Info("this node is drained", "by", now.By, "reason", now.Reason)
+	}
+	d.drained.Store(true)
+	draining, end := context.WithCancel(ctx)
+	d.cancel = end
+	d.running.Go(func() { d.endGraceAt(draining, now.Deadline) })
+	d.running.Go(func() {
+		if err := d.stopRanks(draining, lastRank); err == nil {
+			d.log.Info("the node is drained: all allocs have ended")
+		}
+	})
 }
 
 // endGraceAt ends the grace of all tasks at a deadline; zero: never.

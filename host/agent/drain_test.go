@@ -9,7 +9,7 @@ import (
 )
 
 // A drain stops all allocs, even while the node is lost. Tasks that ignore it are killed at its deadline, which can be
-// changed. Jobs run again when the drain has ended.
+// changed. An agent that is started meanwhile starts nothing. Jobs run again when the drain has ended.
 func TestDrainStopsEverythingUntilItEnds(t *testing.T) {
 	withAgent(t, func(e *env) {
 		e.driver.ignoreTerm = true
@@ -26,7 +26,11 @@ func TestDrainStopsEverythingUntilItEnds(t *testing.T) {
 		}
 		e.hasError(e.trySubmit(serviceJob("other", ""), SubmitOptions{}), registry.ErrUnavailable, "is drained",
 			"holdfast node drain --off")
+		e.restart(nil)
 		e.hasCount("start", 1)
+		if n := len(e.agent.Allocs()); n != 1 {
+			e.Errorf("%d allocs of a drained node, want the ended one", n)
+		}
 		e.shim.nodes <- host.NodeStatus{Node: registry.Node{State: registry.NodeReady}}
 		e.awaitRunning("slow")
 		e.hasCount("start", 2)

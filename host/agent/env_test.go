@@ -221,6 +221,7 @@ type fakeShim struct {
 	use     func(*host.PluginTask) // sets what is needed of a plugin task; may be nil
 	waiting []registry.Wait        // of every alloc
 	lost    host.AllocID           // the shim releases its volumes; empty: none
+	node    host.NodeStatus        // the last of nodes
 	jobs    map[host.AllocID]string
 }
 
@@ -388,14 +389,21 @@ func (s *fakeShim) Watch(ctx context.Context, o host.WatchOptions, fn func(host.
 	return follow(ctx, s.events, fn)
 }
 
-// Nodes returns this node, as changed by the test.
+// Nodes returns this node. If it has to wait, it waits until the test changes the node.
 func (s *fakeShim) Nodes(ctx context.Context, q host.NodeQuery) ([]host.NodeStatus, host.Seq, error) {
-	select {
-	case changed := <-s.nodes:
-		return []host.NodeStatus{changed}, q.MinIndex + 1, nil
-	case <-ctx.Done():
-		return nil, 0, context.Cause(ctx)
+	if q.MinIndex > 0 {
+		select {
+		case changed := <-s.nodes:
+			s.mu.Lock()
+			s.node = changed
+			s.mu.Unlock()
+		case <-ctx.Done():
+			return nil, 0, context.Cause(ctx)
+		}
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return []host.NodeStatus{s.node}, q.MinIndex + 1, nil
 }
 
 func (s *fakeShim) Volumes(context.Context, host.VolumeQuery) ([]host.VolumeStatus, host.Seq, error) {
