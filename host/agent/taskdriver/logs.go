@@ -105,11 +105,12 @@ func HasOutput(taskDir string) bool {
 // followInterval is how often a follower reads the files.
 const followInterval = 100 * time.Millisecond
 
-// copyLogs copies a stream from its oldest kept byte, across rotations.
+// copyLogs copies a stream from its oldest kept byte, across rotations. With follow it copies until the attempt has
+// ended.
 func copyLogs(ctx context.Context, h Handle, s Stream, follow bool, to io.Writer) error {
 	at := &logPosition{number: -1}
 	return poll(ctx, followInterval, func() (bool, error) {
-		_, ended, err := readExit(h)
+		ended, err := h.hasEnded()
 		if err != nil {
 			return false, err
 		}
@@ -118,6 +119,17 @@ func copyLogs(ctx context.Context, h Handle, s Stream, follow bool, to io.Writer
 		}
 		return ended || !follow, nil
 	})
+}
+
+// hasEnded reports whether the exit of the attempt is recorded, or was: the next attempt removes the records, and so
+// does the removal of the task's directory.
+func (h Handle) hasEnded() (bool, error) {
+	if _, recorded, err := readExit(h); err != nil || recorded {
+		return recorded, err
+	}
+	var last Handle
+	found, err := readRecord(h.Dir, handleFile, &last)
+	return !found || last.ID != h.ID, err
 }
 
 // logPosition is the position of a reader.

@@ -1,6 +1,7 @@
 package taskdriver
 
 import (
+	"context"
 	"errors"
 	"io"
 	"os"
@@ -57,6 +58,22 @@ func TestLogsAreFollowed(t *testing.T) {
 		strings.Count(text, "\n") != 50 {
 		t.Errorf("%q, then %q", first, text)
 	}
+}
+
+// A follower also returns if the next attempt has replaced the record of the exit, or the directory is gone.
+func TestFollowerMayMissTheExit(t *testing.T) {
+	d := NewRawExec()
+	task := shell(t, "true")
+	first := start(t, d, task)
+	wait(t, d, first)
+	task.ID += "-next"
+	second := start(t, d, task)
+	wait(t, d, second)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	must(t, d.Logs(ctx, first, Stdout, true, io.Discard))
+	must(t, os.RemoveAll(task.Dir))
+	must(t, d.Logs(ctx, second, Stdout, true, io.Discard))
 }
 
 // onSmallDisk moves a task's directory to a file system of a few pages.
