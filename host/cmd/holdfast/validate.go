@@ -3,9 +3,11 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/spf13/cobra"
@@ -125,19 +127,29 @@ func (v *verdict) addProblems(err error) {
 	}
 }
 
-// hasUnset reports whether a task may depend on a variable without a value. Such a variable becomes null.
+// hasUnset reports whether the job may depend on a variable without a value. Such a variable becomes null.
 func hasUnset(job *hooks.Job) bool {
 	if job == nil {
 		return false
 	}
+	parts := []json.RawMessage{job.Rest}
 	for _, g := range job.Groups {
+		parts = append(parts, g.Rest)
 		for _, t := range g.Tasks {
-			if bytes.Contains(t.Config, []byte("null")) || bytes.Contains(t.Rest, []byte("null")) {
-				return true
-			}
+			parts = append(parts, t.Config, t.Rest)
 		}
 	}
-	return false
+	return slices.ContainsFunc(parts, hasNull)
+}
+
+// hasNull reports whether a JSON text has the value null.
+func hasNull(text json.RawMessage) bool {
+	for d := json.NewDecoder(bytes.NewReader(text)); ; {
+		token, err := d.Token()
+		if token == nil || err != nil { // the token of null is nil
+			return err == nil
+		}
+	}
 }
 
 func writeVerdicts(p *program, verdicts []verdict) error {
