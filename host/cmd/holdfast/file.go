@@ -175,10 +175,12 @@ func (v *variables) readOne(path string, volume bool) (control.Submission, error
 	return f.Source, err
 }
 
-// declares reports whether a file declares a variable. A JSON file with variables may declare any.
+// declares reports whether a file declares a variable, in a block of its own or in a variables block, whose closing
+// brace begins a line. A JSON file with variables may declare any.
 func declares(text []byte, name string) bool {
-	return regexp.MustCompile(`(?m)^\s*"?variable"?\s+"?` + regexp.QuoteMeta(name) +
-		`"?\s*\{|"variable"\s*:`).Match(text)
+	name = regexp.QuoteMeta(name)
+	return regexp.MustCompile(`(?m)^\s*"?variable"?\s+"?` + name + `"?\s*\{|"variable"\s*:` +
+		`|^\s*variables\s*\{([^}]|[^\n]\})*?\s` + name + `\s*=`).Match(text)
 }
 
 func parseOptions(f file, validate bool) host.ParseOptions {

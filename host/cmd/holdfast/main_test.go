@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -369,19 +371,20 @@ func TestFileKindIsRecognized(t *testing.T) {
 
 func TestFilesGetTheVariablesTheyDeclare(t *testing.T) {
 	dir := t.TempDir()
-	first, second := filepath.Join(dir, "a.hcl"), filepath.Join(dir, "b.hcl")
-	for path, text := range map[string]string{first: "variable \"one\" {}\nvariable both {\n}",
-		second: "variable \"both\" {}"} {
-		must(t, os.WriteFile(path, []byte(text), 0o600))
+	texts := []string{"variable \"one\" {}\nvariable both {\n}", "variable \"both\" {}",
+		"variables {\n  list = [{ x = 1 }]\n  both = 1\n}\njob \"j\" {\n  one = 1\n}"}
+	var paths []string
+	for i, text := range texts {
+		paths = append(paths, filepath.Join(dir, fmt.Sprint(i, ".hcl")))
+		must(t, os.WriteFile(paths[i], []byte(text), 0o600))
 	}
 	v := &variables{values: []string{"one=1", "both=a=b"}}
-	files, err := v.readFiles([]string{first, second})
+	files, err := v.readFiles(paths)
 	must(t, err)
-	if a := files[0].Variables; len(a) != 2 || a["one"] != "1" || a["both"] != "a=b" {
-		t.Errorf("first: %v", a)
-	}
-	if b := files[1].Variables; len(b) != 1 || b["both"] != "a=b" {
-		t.Errorf("second: %v", b)
+	for i, want := range []map[string]string{{"one": "1", "both": "a=b"}, {"both": "a=b"}, {"both": "a=b"}} {
+		if got := files[i].Variables; !maps.Equal(got, want) {
+			t.Errorf("file %d: %v, want %v", i, got, want)
+		}
 	}
 }
 
