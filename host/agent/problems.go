@@ -68,6 +68,11 @@ func (p *Problems) checkAttributes(jobType string, g hooks.Group, t hooks.Task) 
 	if err := checkVariables(t.Env); err != nil {
 		p.add(t, "", fmt.Errorf("env: %w", err))
 	}
+	for _, meta := range []map[string]string{s.groupMeta, s.meta} {
+		if err := checkVariables(metaEnv(meta)); err != nil {
+			p.add(t, "", fmt.Errorf("meta: %w", err))
+		}
+	}
 	return s
 }
 

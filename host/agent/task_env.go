@@ -56,10 +56,17 @@ func nomadEnv(r *AllocRecord, t taskSpec, d dirs, isolated bool) map[string]stri
 		env["NOMAD_TASK_DIR"], env["NOMAD_ALLOC_DIR"], env["NOMAD_SECRETS_DIR"] = "/local", "/alloc", "/secrets"
 	}
 	for _, meta := range []map[string]string{r.JobMeta, t.groupMeta, t.meta} {
-		for name, v := range meta {
-			env["NOMAD_META_"+name] = v
-			env["NOMAD_META_"+strings.ToUpper(name)] = v
-		}
+		maps.Copy(env, metaEnv(meta))
+	}
+	return env
+}
+
+// metaEnv returns the variables for the values of a meta block.
+func metaEnv(meta map[string]string) map[string]string {
+	env := map[string]string{}
+	for name, v := range meta {
+		env["NOMAD_META_"+name] = v
+		env["NOMAD_META_"+strings.ToUpper(name)] = v
 	}
 	return env
 }

@@ -219,6 +219,14 @@ func unsupportedBlocks(j *hooks.Job) (warnings []string, problems *Problems) {
 		}
 	}
 	check("job "+j.ID, registry.Position{}, j.Rest)
+	var rest jobRest
+	err := taskdriver.Decode("job "+j.ID, j.Rest, &rest)
+	if err == nil {
+		err = checkVariables(metaEnv(mergeMeta(rest.Meta)))
+	}
+	if err != nil {
+		problems.List = append(problems.List, Problem{Err: err})
+	}
 	for _, g := range j.Groups {
 		check("group "+g.Name, registry.Position{}, g.Rest)
 		for _, t := range g.Tasks {

@@ -95,6 +95,7 @@ func TestUnsupportedAttributes(t *testing.T) {
 			`kill_timeout = "-5s": write a duration as in "30s", from "0s" to "2562047h"`: task("t",
 				`{"kill_timeout":"-5s"}`),
 			`kill_timeout = "9999999h": write a duration`: task("t", `{"kill_timeout":"9999999h"}`),
+			`meta: variable "NOMAD_META_A=B": a name`:     task("t", `{"meta":[{"a=b":"x"}]}`),
 			`env: variable "": a name is not empty`:       env("", "x"),
 			`env: variable "A=B": a name is not empty`:    env("A=B", "x"),
 			"env: variable A: its value has a NUL byte":   env("A", "x\x00y"),
@@ -110,6 +111,12 @@ func TestUnsupportedAttributes(t *testing.T) {
 			e.hasError(err, nil, want)
 		}
 		j := job("j", "service", tasks("g", task("t", "")))
+		for want, rest := range map[string]string{
+			`"NOMAD_META_A=B"`: `{"meta":[{"a=b":"x"}]}`, "job j: meta": `{"meta":[{"a":["x"]}]}`,
+		} {
+			j.Rest = json.RawMessage(rest)
+			e.hasError(e.trySubmit(j, SubmitOptions{}), registry.ErrInvalid, want)
+		}
 		j.Rest = json.RawMessage(`{"constraint":[{}]}`)
 		e.submit(j)
 		if w := e.agent.job("j").Warnings; len(w) != 1 || !strings.Contains(w[0], "constraint") {
