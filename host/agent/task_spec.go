@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"holdfast/hooks"
@@ -194,7 +195,8 @@ var (
 	}
 )
 
-// unsupportedBlocks returns a warning for each ignored block of the job, and a problem for each unsupported one.
+// unsupportedBlocks returns a warning for each ignored block of the job, also for each ignored attribute of a block of
+// taskRest, and a problem for each unsupported one.
 func unsupportedBlocks(j *hooks.Job) (warnings []string, problems *Problems) {
 	found := map[string]bool{}
 	problems = &Problems{}
@@ -209,13 +211,10 @@ func unsupportedBlocks(j *hooks.Job) (warnings []string, problems *Problems) {
 				problems.List = append(problems.List, Problem{at, err})
 			}
 		}
-		for _, name := range ignoredNames {
-			if _, has := blocks[name]; has {
+		for _, name := range taskdriver.Unknown[taskRest]("", rest) {
+			if strings.Contains(name, ".") || slices.Contains(ignoredNames, name) {
 				found[name] = true
 			}
-		}
-		for _, name := range ignoredOfTemplates(blocks["template"]) {
-			found[name] = true
 		}
 	}
 	check("job "+j.ID, registry.Position{}, j.Rest)

@@ -117,10 +117,16 @@ func TestUnsupportedAttributes(t *testing.T) {
 			j.Rest = json.RawMessage(rest)
 			e.hasError(e.trySubmit(j, SubmitOptions{}), registry.ErrInvalid, want)
 		}
-		j.Rest = json.RawMessage(`{"constraint":[{}]}`)
+		j.Rest = json.RawMessage(`{"constraint":[{}],"datacenters":["dc1"]}`)
+		j.Groups[0].Rest = json.RawMessage(`{"restart":[{"atempts":3}]}`)
+		j.Groups[0].Tasks[0].Rest = json.RawMessage(`{"resources":[{"memory":10,"network":[{"mbits":1}]}]}`)
 		e.submit(j)
-		if w := e.agent.job("j").Warnings; len(w) != 1 || !strings.Contains(w[0], "constraint") {
-			e.Errorf("warnings: %q", w)
+		want := []string{"constraint", "resources.network", "restart.atempts"}
+		for i, name := range want {
+			want[i] = "unsupported attribute " + name + " is ignored"
+		}
+		if w := e.agent.job("j").Warnings; !slices.Equal(w, want) {
+			e.Errorf("warnings: %q, want %q", w, want)
 		}
 	})
 }

@@ -3,7 +3,6 @@ package agent
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -205,9 +204,4 @@ func (t fileTemplate) knownFile() (f taskdriver.File, known bool) {
 	path, err := t.path(nil)
 	f = taskdriver.File{Path: path}
 	return f, t.destination != "" && err == nil && !strings.Contains(path, "${") && (!t.env || f.Own())
-}
-
-// ignoredOfTemplates returns the attributes of template blocks that have no effect.
-func ignoredOfTemplates(blocks json.RawMessage) []string {
-	return taskdriver.Unknown[templateBlock]("template.", blocks)
 }
