@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -150,7 +149,7 @@ func (s *taskSpec) decode(jobType string, g hooks.Group, rest *taskRest) []error
 	s.policy = defaultPolicy(jobType).with(slices.Concat(group.Restart, rest.Restart), &a)
 	s.groupMeta, s.meta = mergeMeta(group.Meta), mergeMeta(rest.Meta)
 	s.user, s.leader = rest.User, rest.Leader
-	s.grace = cmp.Or(a.duration("kill_timeout", rest.KillTimeout, 0), taskdriver.DefaultKillGrace)
+	s.grace = a.duration("kill_timeout", rest.KillTimeout, taskdriver.DefaultKillGrace)
 	for _, l := range rest.Lifecycle {
 		if l.Hook != "prestart" && l.Hook != "poststart" {
 			a.add(registry.Errorf(registry.ErrUnsupported,

@@ -131,6 +131,16 @@ func TestUnsupportedAttributes(t *testing.T) {
 	})
 }
 
+func TestKillTimeout(t *testing.T) {
+	for rest, want := range map[string]time.Duration{
+		"": taskdriver.DefaultKillGrace, `{"kill_timeout":"1m"}`: time.Minute, `{"kill_timeout":"0s"}`: 0,
+	} {
+		if got := specOf(t, "service", hooks.Group{}, task("main", rest)).grace; got != want {
+			t.Errorf("%s: %v, want %v", rest, got, want)
+		}
+	}
+}
+
 func TestLogsBlockBoundsLogs(t *testing.T) {
 	s := specOf(t, "service", hooks.Group{}, task("main", `{"logs":[{"max_files":3,"max_file_size":2}]}`))
 	s.Config = json.RawMessage(`{"command":"sh"}`)
