@@ -196,7 +196,7 @@ func TestChangesWaitForSpace(t *testing.T) {
 }
 
 // If a start fails because of a full disk, or because no container engine answers, that is no failure of the task. The
-// start is retried under any restart policy.
+// start is retried under any restart policy, with pauses even if the policy has none.
 func TestStartsWaitForSpaceAndEngine(t *testing.T) {
 	for _, why := range []error{
 		registry.Errorf(registry.ErrExhausted, "write task.json: %w", unix.ENOSPC),
@@ -204,15 +204,16 @@ func TestStartsWaitForSpaceAndEngine(t *testing.T) {
 	} {
 		withAgent(t, func(e *env) {
 			e.driver.failStarts(why)
-			e.submit(serviceJob("work", `{"restart":[{"attempts":0,"mode":"fail"}]}`))
+			e.submit(serviceJob("work", `{"restart":[{"attempts":0,"interval":"0s","delay":"0s","mode":"fail"}]}`))
 			e.awaitAlloc("work", "shows the reason", func(r *AllocRecord) bool {
 				return strings.Contains(r.Tasks["main"].Reason, why.Error())
 			})
 			time.Sleep(time.Hour)
 			e.driver.failStarts(nil)
 			r := e.awaitRunning("work")
-			if n := len(r.Notes); n > 10 || r.Tasks["main"].Restarts.Total != 0 {
-				e.Errorf("%d notes, restarts %+v", n, r.Tasks["main"].Restarts)
+			rec := r.Tasks["main"]
+			if n := len(r.Notes); n > 10 || rec.Restarts.Total != 0 || rec.Attempt > uint64(time.Hour/maxPause)+2 {
+				e.Errorf("%d notes, %d attempts, restarts %+v", n, rec.Attempt, rec.Restarts)
 			}
 			e.stopAll()
 		})

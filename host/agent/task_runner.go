@@ -144,11 +144,11 @@ func (t *taskRunner) handleReboot(ctx, stop context.Context) error {
 	return t.handleExit(ctx, stop, taskdriver.Exit{Code: -1, At: time.Now().UTC(), Err: lost}, "")
 }
 
-// awaitNext waits until the next attempt is due. If the clock was set back, it still waits no longer than the policy
-// allows.
+// awaitNext waits until the next attempt is due. If the clock was set back, it still waits no longer than the policy or
+// retryStart may have meant.
 func (t *taskRunner) awaitNext(stop context.Context) error {
 	p := t.spec.policy
-	sleep(stop, min(time.Until(t.state().Next), max(p.Delay, p.Interval)), nil)
+	sleep(stop, min(time.Until(t.state().Next), max(p.Delay, p.Interval, maxPause)), nil)
 	return context.Cause(stop)
 }
 
