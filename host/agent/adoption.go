@@ -89,7 +89,7 @@ type allocCopy struct {
 
 // saveCopy saves the copy of a record. The copy is not synced to disk: only running tasks need it, and they do not
 // survive a crash of the kernel either. The caller holds a.writing.
-func (a *Agent) saveCopy(r *AllocRecord) error { return a.writeCopy(r, a.jobs[r.Job]) }
+func (a *Agent) saveCopy(r *AllocRecord) error { return a.saveCopyOf(r, a.jobs[r.Job]) }
 
 // saveCurrent saves the copy of an alloc's current record.
 func (a *Agent) saveCurrent(id host.AllocID) error {
@@ -104,15 +104,19 @@ func (a *Agent) saveSummary(r *AllocRecord) error {
 	if err := os.MkdirAll(a.dirs(r.ID).root, 0o700); err != nil {
 		return err
 	}
-	return a.writeCopy(r, nil)
+	return a.saveCopyOf(r, nil)
 }
 
-func (a *Agent) writeCopy(r *AllocRecord, job *JobRecord) error {
-	text, err := json.Marshal(allocCopy{Saved: time.Now().UTC(), Node: a.node, Alloc: r, Job: job})
+func (a *Agent) saveCopyOf(r *AllocRecord, job *JobRecord) error {
+	return writeCopy(a.dirs(r.ID).copy(), allocCopy{Saved: time.Now().UTC(), Node: a.node, Alloc: r, Job: job})
+}
+
+// writeCopy replaces a file as a whole.
+func writeCopy(path string, record any) error {
+	text, err := json.Marshal(record)
 	if err != nil {
 		return err
 	}
-	path := a.dirs(r.ID).copy()
 	if err := os.WriteFile(path+".new", text, 0o600); err != nil {
 		return err
 	}

@@ -144,6 +144,9 @@ func New(c Config) (*Agent, error) {
 		a.drivers[d.Name()] = d
 	}
 	a.publish(slices.SortedFunc(maps.Values(content.allocs), byAge), nil)
+	if err := a.addEngineCopies(); err != nil {
+		return nil, errors.Join(err, l.close())
+	}
 	if err := a.checkSpace(); err != nil {
 		a.log.Warn("the agent starts on a full disk", "error", err)
 	}

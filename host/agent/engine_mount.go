@@ -108,9 +108,14 @@ func (a *Agent) setEngineMount(id host.VolumeID, m *EngineMount) error {
 	e := entry{engineBucket, string(id), nil}
 	if m != nil {
 		e.value = m
+	} else {
+		a.saveEngineCopy(id, nil) // first, so that no copy outlives the record
 	}
 	if err := a.ledger.write(e); err != nil {
 		return err
+	}
+	if m != nil {
+		a.saveEngineCopy(id, m)
 	}
 	a.engine.mu.Lock()
 	defer a.engine.mu.Unlock()

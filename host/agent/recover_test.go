@@ -31,7 +31,8 @@ var ledgerLosses = map[string]func(path string, old []byte) error{
 	},
 }
 
-// lose runs a plugin and a user of its volume, ends the agent and damages its ledger. Both tasks keep running.
+// lose runs a plugin and a user of its volume, mounts a volume for a container engine, ends the agent and damages its
+// ledger. Both tasks keep running.
 func (e *env) lose(damage func(path string, old []byte) error) (users, plugins *AllocRecord) {
 	e.Helper()
 	e.kill()
@@ -44,6 +45,7 @@ func (e *env) lose(damage func(path string, old []byte) error) (users, plugins *
 	users = e.awaitAlloc("user", "version 2", func(r *AllocRecord) bool {
 		return r.Version == 2 && r.State == AllocRunning
 	})
+	e.engineMount("container", podman)
 	e.kill()
 	e.must(damage(ledgerPath(e.dir), old))
 	return users, plugins
@@ -74,7 +76,7 @@ func (e *env) recover(how Recovery) {
 }
 
 // An agent whose ledger does not know running tasks does not start, and changes nothing. With RecoverAdopt it adopts
-// the tasks.
+// the tasks. It always knows the mounts of container engines.
 func TestLostRecordsAreRefusedOrAdopted(t *testing.T) {
 	for name, damage := range ledgerLosses {
 		t.Run(name, func(t *testing.T) {
@@ -91,9 +93,13 @@ func TestLostRecordsAreRefusedOrAdopted(t *testing.T) {
 				}
 				w, err := e.reopen(RecoverAdopt)
 				e.must(err)
-				if len(w.Allocs) != 1 || w.Allocs[0].Alloc != u.ID || string(w.Allocs[0].Sealed) != "volumes" {
+				if len(w.Allocs) != 2 || w.Allocs[1].Alloc != u.ID || string(w.Allocs[1].Sealed) != "volumes" {
 					e.Errorf("allocs: %+v", w.Allocs)
 				}
+				if m := w.Allocs[0]; m.Job != engineJob || m.Group != "notes" || string(m.Sealed) != "group" {
+					e.Errorf("the mount of the engine: %+v", m)
+				}
+				e.engineUses(1, 0, "container")
 				started := d.Tasks["plugin"].Started
 				if len(w.Tasks) != 1 || w.Tasks[0].Alloc != d.ID || !w.Tasks[0].Running ||
 					w.Tasks[0].Started != started {
@@ -118,6 +124,9 @@ func TestLostRecordsAreRefusedOrAdopted(t *testing.T) {
 					e.agent.job("disk") == nil {
 					e.Errorf("job: %+v", j)
 				}
+				e.engineUnmount("container", podman)
+				e.restart(nil)
+				e.engineUses(1, 1)
 				e.stopAll()
 				e.has("stop user/main", "released user", "stop disk/plugin")
 			})

@@ -1,0 +1,67 @@
+package agent
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"holdfast/host"
+)
+
+// engineCopy is the path of the copy of an engine mount's record. An agent that lost its ledger needs it: otherwise the
+// shim would release a volume that containers use. As the copy of an alloc's record, it is not synced to disk.
+func (a *Agent) engineCopy(id host.VolumeID) string {
+	return filepath.Join(a.config.StateDir, "agent", "engine_mounts", string(id)+".json")
+}
+
+// saveEngineCopy saves the copy of a record, or removes it if the record is nil. The caller continues after an error,
+// because the ledger has the record.
+func (a *Agent) saveEngineCopy(id host.VolumeID, m *EngineMount) {
+	path := a.engineCopy(id)
+	var err error
+	if m == nil {
+		err = os.Remove(path)
+	} else if err = os.MkdirAll(filepath.Dir(path), 0o700); err == nil {
+		err = writeCopy(path, m)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		a.log.Warn("cannot write a copy of the record of a container engine's mount", "volume", id, "error", err)
+	}
+}
+
+// addEngineCopies adds the copied records of volumes that the ledger does not know. It saves copies of the others,
+// which an earlier version has not saved. A copy that cannot be read is left alone: a power cut has damaged it, and
+// ended all containers.
+func (a *Agent) addEngineCopies() error {
+	entries, err := os.ReadDir(filepath.Dir(a.engineCopy("")))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("list the copies of container engines' mounts: %w", err)
+	}
+	for _, e := range entries {
+		name, isCopy := strings.CutSuffix(e.Name(), ".json")
+		id := host.VolumeID(name)
+		if !isCopy || a.engine.known[id] != nil {
+			continue
+		}
+		m := &EngineMount{}
+		text, err := os.ReadFile(a.engineCopy(id))
+		if err == nil {
+			err = json.Unmarshal(text, m)
+		}
+		switch {
+		case err != nil || m.Volume != id:
+			a.log.Warn("cannot read the copy of the record of a container engine's mount", "volume", id, "error", err)
+		default:
+			a.log.Warn("agent.db has no record of a container engine's mount; using its copy", "volume", id)
+			a.engine.known[id] = m
+		}
+	}
+	for id, m := range a.engine.known {
+		a.saveEngineCopy(id, m)
+	}
+	return nil
+}
