@@ -242,6 +242,7 @@ func (m *Controller) create(ctx context.Context, call registry.Call, spec regist
 		Intent: opened, Policy: how.policy, RepeatAfter: how.again,
 		Before: func(view registry.View) (registry.Change, error) { return createChange(view, made) },
 		Done: func(view registry.View) registry.Change {
+			made.DeleteWith = discardedWith(view, made)
 			if clash = checkIDFree(view, made); clash != nil {
 				unnamed := made
 				unnamed.External = ""
@@ -249,6 +250,9 @@ func (m *Controller) create(ctx context.Context, call registry.Call, spec regist
 					Detail: clash.Error()})
 			}
 			made.State, made.Failure = registry.VolumeReady, registry.Failure{}
+			if made.DeleteWith != "" {
+				made.State = registry.VolumeDeleting
+			}
 			var forget []registry.Key // the record of a deregistered volume that had the same id
 			if old, found := view.Deregistered(made.VolumeKey()); found {
 				forget = []registry.Key{old.Key()}
@@ -259,7 +263,8 @@ func (m *Controller) create(ctx context.Context, call registry.Call, spec regist
 					fmt.Sprintf("%d bytes", made.Capacity))},
 			}
 		},
-		Failed: func(_ registry.View, err *registry.CallError, clean bool) registry.Change {
+		Failed: func(view registry.View, err *registry.CallError, clean bool) registry.Change {
+			made.DeleteWith = discardedWith(view, made)
 			if clean && !doubtful && !wasCompleted(err) {
 				return registry.Change{Delete: []registry.Key{made.Key()}}
 			}

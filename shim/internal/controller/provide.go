@@ -82,6 +82,12 @@ func (m *Controller) Discard(
 	return err
 }
 
+// discardedWith returns the alloc with which the volume is to be deleted. Another node may have recorded it (Discard).
+func discardedWith(view registry.View, v registry.Volume) registry.AllocID {
+	now, _ := view.Volume(v.VolumeName())
+	return now.DeleteWith
+}
+
 // deleteUnfinished tries once to delete a volume whose creation has not ended.
 func (m *Controller) deleteUnfinished(
 	ctx context.Context, call registry.Call, v registry.Volume, wait time.Duration,
