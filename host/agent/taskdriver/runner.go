@@ -367,7 +367,8 @@ func (h Handle) killRemaining(ctx context.Context, grace time.Duration) error {
 }
 
 // signalRemaining sends sig once to each process of the task, including processes that appear meanwhile. It returns
-// when no process is left or when grace is over. With grace 0 it has no time limit.
+// when all of them have exited or when grace is over. With grace 0 it has no time limit. It waits for each of them,
+// because remaining does not find a process that is about to exit and has no environment any more.
 func (h Handle) signalRemaining(ctx context.Context, sig unix.Signal, grace time.Duration) error {
 	limit, cancel := ctx, context.CancelFunc(func() {})
 	if grace > 0 {
@@ -393,14 +394,17 @@ func (h Handle) signalRemaining(ctx context.Context, sig unix.Signal, grace time
 				}
 			}
 		}
-		if err := processes[0].wait(limit); err != nil {
+		for _, p := range processes {
+			err := p.wait(limit)
 			switch {
+			case err == nil:
 			case ctx.Err() != nil:
 				return context.Cause(ctx)
 			case limit.Err() != nil:
 				return nil
+			default:
+				return err
 			}
-			return err
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -244,6 +245,34 @@ func TestKilledParentTakesItsTaskAlong(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A killed process may hold files until it has exited. Before, the kernel has freed its memory, and its environment
+// with that.
+func TestKilledProcessesHaveExited(t *testing.T) {
+	const size = 256 << 20
+	var last int
+	for _, command := range [][]string{
+		{"sleep", "1000"}, {"dd", "if=/dev/zero", "of=/dev/null", fmt.Sprint("bs=", size), "count=1000000"},
+	} {
+		cmd := exec.Command(command[0], command[1:]...)
+		cmd.Env = []string{taskEnv + "=big"}
+		must(t, cmd.Start())
+		defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+		last = cmd.Process.Pid
+	}
+	must(t, poll(t.Context(), time.Millisecond, func() (bool, error) {
+		var total, resident int
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", last))
+		_, _ = fmt.Sscan(string(text), &total, &resident)
+		return resident*os.Getpagesize() > size/10*9, err
+	}))
+	s, err := proc.ReadStat(last)
+	must(t, err)
+	must(t, Handle{ID: "big"}.killRemaining(t.Context(), 0))
+	if processOf(s).alive() {
+		t.Error("the process has not exited yet")
+	}
 }
 
 // The environment of a process reads as empty while the process is in execve.
