@@ -47,7 +47,7 @@ func removeStaleAt(dir int, name string) (served bool, err error) {
 		return false, err
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFSOCK {
-		return false, fmt.Errorf("the file is no socket; choose another path")
+		return false, fmt.Errorf("the file is no socket; remove it, or choose another path")
 	}
 	if served, err = isServedSocket(fd); served || err != nil {
 		return served, err
