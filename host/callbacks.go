@@ -58,6 +58,9 @@ func (h *Host) serveStream(ctx context.Context, conn grpc.ClientConnInterface) e
 		}
 		wg.Go(func() {
 			reply := h.answer(ctx, req)
+			if ctx.Err() != nil {
+				return // the stream has ended, so the reply would only say that
+			}
 			send.Lock()
 			defer send.Unlock()
 			_ = stream.Send(reply)

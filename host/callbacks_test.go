@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"holdfast/host"
 )
@@ -81,4 +82,36 @@ func TestFilesComeFromConfigFile(t *testing.T) {
 	cancel()
 	hanging.Wait()
 	close(hangs)
+}
+
+// A job that the old shim still parses when it ends, after a swap, is parsed by the new one.
+func TestSwapFailsNoParseThatWaitsForAFile(t *testing.T) {
+	t.Parallel()
+	w := newEnv(t)
+	w.config.Bake = time.Millisecond
+	asked, swapped := make(chan struct{}, 64), make(chan struct{})
+	w.config.File = func(ctx context.Context, _ string) ([]byte, error) {
+		asked <- struct{}{}
+		select {
+		case <-swapped:
+			return []byte("content"), nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	w.open()
+	var parses sync.WaitGroup
+	for range 16 {
+		parses.Go(func() {
+			if _, err := w.file(w.ctx(), "/x"); err != nil {
+				t.Error(err)
+			}
+		})
+		<-asked
+	}
+	_, err := w.host.Swap(w.ctx(), host.Binary{Path: another(t, w.dir, "next")})
+	must(t, err)
+	w.awaitCommit()
+	close(swapped)
+	parses.Wait()
 }

@@ -35,6 +35,9 @@ type Config struct {
 	// The shim's callbacks. Each function may be called concurrently, and has to return soon after its ctx ends: Close
 	// waits for it.
 
+	// Secret, File and Fence answer questions of the shim. They may be called concurrently, and again with the same
+	// question: the next shim repeats it. Secret and File have ten seconds.
+
 	// Secret returns the value of a secret reference in a volume file. Environment variables are named "env:NAME". If
 	// Secret is nil, the host looks these up and refuses other names.
 	Secret func(ctx context.Context, name string) (string, error)

@@ -93,7 +93,8 @@ func (c *Callbacks) Serve(stream grpc.BidiStreamingServer[pb.CallbackReply, pb.C
 	}
 }
 
-// call sends one request to the host and returns the value of the reply.
+// call sends one request to the host and returns the value of the reply. If the stream ends first, call sends the
+// request on the next one: only the stream has broken, or this process ends, and the next shim answers the caller.
 func (c *Callbacks) call(ctx context.Context, what string, req *pb.CallbackRequest) ([]byte, error) {
 	limit := callbackLimit
 	if req.GetFence() != nil {
@@ -102,27 +103,29 @@ func (c *Callbacks) call(ctx context.Context, what string, req *pb.CallbackReque
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	end, _ := ctx.Deadline()
-	req.Deadline = durationpb.New(time.Until(end))
-	call := &callback{req, make(chan *pb.CallbackReply, 1)}
-	select {
-	case c.requestQueue(nil) <- call:
-	case <-ctx.Done():
-		return nil, registry.Errorf(registry.ErrUnavailable, "%s: the host serves no callbacks: %w", what,
-			context.Cause(ctx))
-	}
-	select {
-	case reply, answered := <-call.reply:
-		switch {
-		case !answered:
-			return nil, registry.Errorf(registry.ErrUnavailable, "%s: the host went away", what)
-		case reply.GetError() != "":
-			kind, _ := wire.KindError(reply.GetKind())
-			return nil, registry.Errorf(kind, "%s: %s", what, reply.GetError())
+	for {
+		req.Deadline = durationpb.New(time.Until(end))
+		call := &callback{req, make(chan *pb.CallbackReply, 1)}
+		select {
+		case c.requestQueue(nil) <- call:
+		case <-ctx.Done():
+			return nil, registry.Errorf(registry.ErrUnavailable, "%s: the host serves no callbacks: %w", what,
+				context.Cause(ctx))
 		}
-		return reply.GetValue(), nil
-	case <-ctx.Done():
-		return nil, registry.Errorf(registry.ErrUnavailable, "%s: the host gave no answer: %w", what,
-			context.Cause(ctx))
+		select {
+		case reply, answered := <-call.reply:
+			if !answered {
+				continue
+			}
+			if reply.GetError() != "" {
+				kind, _ := wire.KindError(reply.GetKind())
+				return nil, registry.Errorf(kind, "%s: %s", what, reply.GetError())
+			}
+			return reply.GetValue(), nil
+		case <-ctx.Done():
+			return nil, registry.Errorf(registry.ErrUnavailable, "%s: the host gave no answer: %w", what,
+				context.Cause(ctx))
+		}
 	}
 }
 
