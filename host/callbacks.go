@@ -69,7 +69,7 @@ func (h *Host) serveStream(ctx context.Context, conn grpc.ClientConnInterface) e
 }
 
 // answer returns the reply to one request: the answer of the orchestrator's function within the time limit of the
-// request, or an error.
+// request, or an error. If the function does not return when its context ends, answer does not wait for it.
 func (h *Host) answer(ctx context.Context, req *pb.CallbackRequest) *pb.CallbackReply {
 	limit := callbackLimit
 	if d := req.GetDeadline().AsDuration(); d > 0 {
@@ -77,7 +77,18 @@ func (h *Host) answer(ctx context.Context, req *pb.CallbackRequest) *pb.Callback
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	value, err := h.config.callback(ctx, req)
+	var value []byte
+	var err error
+	returned := make(chan struct{})
+	go func() {
+		defer close(returned)
+		value, err = h.config.callback(ctx, req)
+	}()
+	select {
+	case <-returned:
+	case <-ctx.Done(): // a function that goes on regardless must not keep the host from closing
+		return &pb.CallbackReply{Id: req.GetId(), Error: ctx.Err().Error(), Kind: wire.Kind(ctx.Err())}
+	}
 	if err == nil && len(value) > maxAnswer {
 		err = registry.Errorf(registry.ErrExhausted, "the answer has %d bytes; at most %d can be passed on",
 			len(value), maxAnswer)

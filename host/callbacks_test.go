@@ -81,6 +81,7 @@ func TestFilesComeFromConfigFile(t *testing.T) {
 	}
 	cancel()
 	hanging.Wait()
+	must(t, w.host.Close())
 	close(hangs)
 }
 

@@ -17,6 +17,9 @@ import (
 )
 
 // Config says where a host keeps its state, which shim it runs, and what it supports. StateDir and Shim are required.
+//
+// Secret, File and Fence answer questions of the shim. They may be called concurrently, and again with the same
+// question. Once ctx has ended, for Secret and File after ten seconds, nothing waits for them any more.
 type Config struct {
 	StateDir string // kept over restarts; created with mode 0700 if it does not exist. One host at a time
 	RunDir   string // sockets; default /run/holdfast/<8 hex of StateDir's digest>; non-root: below XDG_RUNTIME_DIR
@@ -31,12 +34,6 @@ type Config struct {
 
 	// Workload lists the tasks and allocs that still run after a restart of this host. The shim takes down all others.
 	Workload Workload
-
-	// The shim's callbacks. Each function may be called concurrently, and has to return soon after its ctx ends: Close
-	// waits for it.
-
-	// Secret, File and Fence answer questions of the shim. They may be called concurrently, and again with the same
-	// question: the next shim repeats it. Secret and File have ten seconds.
 
 	// Secret returns the value of a secret reference in a volume file. Environment variables are named "env:NAME". If
 	// Secret is nil, the host looks these up and refuses other names.
