@@ -38,7 +38,7 @@ func (m *Controller) Delete(ctx context.Context, call registry.Call, name regist
 	return nil
 }
 
-// deletable returns the volume if it may be deleted now.
+// deletable returns the volume if it may be deleted now. A volume is not deleted while another one is made from it.
 func (m *Controller) deletable(ctx context.Context, name registry.VolumeName) (v registry.Volume, err error) {
 	if v, err = m.confirmedVolume(ctx, name, nil); err != nil {
 		return v, err
@@ -48,8 +48,17 @@ func (m *Controller) deletable(ctx context.Context, name registry.VolumeName) (v
 		return v, err
 	}
 	err = registry.Confirm(ctx, m.State, func(view registry.View) error {
-		v, err = mayDelete(view, name, local)
-		return err
+		if v, err = mayDelete(view, name, local); err != nil {
+			return err
+		}
+		for _, other := range view.Aside().Volumes() {
+			fills := v.External != "" && other.Plugin == v.Plugin && other.Source.Volume == v.External
+			if fills && (other.State == registry.VolumeCreating || other.State == registry.VolumeUncertain) {
+				return registry.Errorf(registry.ErrConflict, "volume %s is %s, and is to be filled from volume %s; "+
+					"wait until it is ready, or delete it", other.VolumeName(), other.State, name)
+			}
+		}
+		return nil
 	})
 	return v, err
 }

@@ -608,5 +608,9 @@ func TestSourcesAreKeptWhileTheyAreNeeded(t *testing.T) {
 	if err := d.Deregister(t.Context(), call, snapName); err != nil || d.state().State != "" {
 		t.Errorf("deregistered: %v, %+v", err, d.state())
 	}
+	restoring.Source = registry.Source{Volume: key.External}
+	d.put(restoring)
+	wantErr(t, "the source of a clone", d.desk.Controller.Delete(t.Context(), call, name), registry.ErrConflict,
+		"restored is uncertain")
 	d.wantJournal()
 }
