@@ -25,10 +25,26 @@ const (
 	limit = 10 * time.Second
 )
 
-// Read reads a regular file of at most Max bytes. A line end at the end of the file is removed. Read returns when ctx
-// ends, and after 10 s at the latest. ErrInvalid means that the path is not absolute, is no regular file, or that the
-// file is too large. ErrUnavailable means that the file cannot be read, or not in time.
-func Read(ctx context.Context, path string) ([]byte, error) { return process.read(ctx, path) }
+// Read is ReadAll without the line end at the end of the file, which does not count.
+func Read(ctx context.Context, path string) ([]byte, error) {
+	value, err := process.read(ctx, path)
+	return bounded(bytes.TrimSuffix(value, []byte("\n")), path, err)
+}
+
+// ReadAll reads a regular file of at most Max bytes. It returns when ctx ends, and after 10 s at the latest. ErrInvalid
+// means that the path is not absolute, is no regular file, or that the file is too large. ErrUnavailable means that the
+// file cannot be read, or not in time.
+func ReadAll(ctx context.Context, path string) ([]byte, error) {
+	value, err := process.read(ctx, path)
+	return bounded(value, path, err)
+}
+
+func bounded(value []byte, path string, err error) ([]byte, error) {
+	if err == nil && len(value) > Max {
+		return nil, registry.Invalid("%s has more than %d bytes", path, Max)
+	}
+	return value, err
+}
 
 // process has the reads of this process.
 var process reads
@@ -133,9 +149,6 @@ func readNow(path string) ([]byte, error) {
 	value, err := io.ReadAll(io.LimitReader(f, Max+2))
 	if err != nil {
 		return nil, registry.Errorf(registry.ErrUnavailable, "%w", err)
-	}
-	if value = bytes.TrimSuffix(value, []byte("\n")); len(value) > Max {
-		return nil, registry.Invalid("%s has more than %d bytes", path, Max)
 	}
 	return value, nil
 }

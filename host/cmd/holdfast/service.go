@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"slices"
@@ -25,6 +26,7 @@ import (
 	"holdfast/host/agent/taskdriver"
 	"holdfast/host/agent/volumeplugin"
 	"holdfast/internal/mount"
+	"holdfast/internal/secretfile"
 	"holdfast/registry"
 )
 
@@ -290,15 +292,12 @@ func ignoreClosed(err error) error {
 }
 
 // readForJob reads a file for file() in a job. Users of the control socket may read all files that the agent can read.
-func readForJob(_ context.Context, path string) ([]byte, error) {
-	info, err := os.Stat(path)
-	switch {
-	case err != nil:
-		return nil, registry.Errorf(registry.ErrNotFound, "%w", err)
-	case !info.Mode().IsRegular() || info.Size() > maxFile:
-		return nil, registry.Invalid("%s is not a regular file of at most %d bytes", path, maxFile)
+func readForJob(ctx context.Context, path string) ([]byte, error) {
+	text, err := secretfile.ReadAll(ctx, path)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = registry.Errorf(registry.ErrNotFound, "%w", err)
 	}
-	return os.ReadFile(path)
+	return text, err
 }
 
 // serve runs the agent and its servers until ctx ends, and returns their errors.

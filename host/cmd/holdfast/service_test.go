@@ -3,16 +3,19 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"holdfast/hooks"
 	"holdfast/internal/mount"
+	"holdfast/registry"
 )
 
 // The self-binds of the shim are unmounted. Mounts of the operator at the same directories stay.
@@ -44,6 +47,32 @@ func TestMountsOfTheOperatorStay(t *testing.T) {
 		if _, mounted := table.At(at); mounted != want {
 			t.Errorf("%s is mounted: %v, want %v", at, mounted, want)
 		}
+	}
+}
+
+// The shim's callback for file() ends with its context. Otherwise the agent could not end while a file hangs.
+func TestFileOfAJobMayHang(t *testing.T) {
+	dir := t.TempDir()
+	good, hung := filepath.Join(dir, "good"), filepath.Join(dir, "hung")
+	must(t, os.WriteFile(good, []byte("text\n"), 0o600))
+	if text, err := readForJob(t.Context(), good); err != nil || string(text) != "text\n" {
+		t.Errorf("read %q, %v", text, err)
+	}
+	if _, err := readForJob(t.Context(), hung); !errors.Is(err, registry.ErrNotFound) {
+		t.Errorf("a missing file: %v", err)
+	}
+	dev, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil || os.Getuid() != 0 {
+		t.Skipf("there is no FUSE for this user: %v", err)
+	}
+	defer unix.Close(dev)
+	must(t, os.Mkdir(hung, 0o700))
+	must(t, unix.Mount("hung", hung, "fuse.test", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", dev)))
+	defer func() { _ = unix.Unmount(hung, unix.MNT_DETACH) }()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := readForJob(ctx, filepath.Join(hung, "x")); !errors.Is(err, registry.ErrUnavailable) {
+		t.Errorf("a file that hangs: %v", err)
 	}
 }
 
