@@ -114,7 +114,7 @@ func (a *Agent) Submit(
 	entries := []entry{{jobsBucket, j.ID, r}}
 	if len(a.allocsOf(j.ID)) == 0 { // one commit for all; otherwise reconcileJob places the allocs
 		var more []entry
-		placed, more = newAllocs(r, func(s slot) bool { return !a.isPaused(j.ID, s) })
+		placed, more = a.newAllocs(r, func(s slot) bool { return !a.isPaused(j.ID, s) })
 		entries = append(entries, more...)
 	}
 	if err := a.commit(func() { a.jobs[j.ID] = r; a.publishNew(placed) }, entries...); err != nil {

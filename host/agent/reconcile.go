@@ -214,7 +214,7 @@ func (a *Agent) placeRolled(job *JobRecord, allocs []*AllocRecord) {
 
 // place creates allocs for the slots of a job for which empty returns true.
 func (a *Agent) place(job *JobRecord, empty func(slot) bool) {
-	placed, entries := newAllocs(job, empty)
+	placed, entries := a.newAllocs(job, empty)
 	if len(placed) == 0 {
 		return
 	}
@@ -234,14 +234,22 @@ func (a *Agent) publishNew(placed []*AllocRecord) {
 	}
 }
 
-// newAllocs makes the records of allocs for the slots of a job for which empty returns true.
-func newAllocs(job *JobRecord, empty func(slot) bool) (placed []*AllocRecord, entries []entry) {
+// newAllocs makes the records of allocs for the slots of a job for which empty returns true. They are newer than all
+// others, even if the clock was set back: a roll needs to know which alloc of a slot is the old one.
+func (a *Agent) newAllocs(job *JobRecord, empty func(slot) bool) (placed []*AllocRecord, entries []entry) {
+	var last time.Time
+	if all := a.Allocs(); len(all) > 0 {
+		last = all[len(all)-1].Created
+	}
 	for _, g := range job.Job.Groups {
 		for i := range uint64(g.Count) {
 			if !empty(slot{g.Name, i}) {
 				continue
 			}
 			r := newAllocRecord(job, g, i)
+			if r.Created.Before(last) {
+				r.Created = last.Add(time.Nanosecond)
+			}
 			r.note("", "placed: group %q, index %d of job %q", g.Name, i, job.Job.ID)
 			placed, entries = append(placed, r), append(entries, entry{allocsBucket, string(r.ID), r})
 		}

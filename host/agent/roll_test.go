@@ -317,7 +317,7 @@ func TestJobsOfOnePluginAreRolledTogether(t *testing.T) {
 }
 
 // Users of mounts that the old process serves are named. With Drain they are restarted, and their mounts are made by
-// the new process.
+// the new process, even if the clock was set back before the roll.
 func TestRollKeepsTheServerOfMounts(t *testing.T) {
 	withAgent(t, func(e *env) {
 		old, user := e.runPluginAndUser()
@@ -326,6 +326,7 @@ func TestRollKeepsTheServerOfMounts(t *testing.T) {
 				serves(user.ID)(t)
 			}
 		}
+		e.restart(func() { e.edit(old.ID, func(r *AllocRecord) { r.Created = r.Created.Add(24 * time.Hour) }) })
 		e.use(old, serving)
 		e.rollPlugin(RollOptions{})
 		e.awaitRoll(RollDraining)
