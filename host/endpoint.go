@@ -28,9 +28,10 @@ const maxCSIMessage = 4 << 20
 const csiMethods = "/csi.v1."
 
 // ServeCSI serves the CSI services of a plugin (CSI spec: Identity, Controller, GroupController, SnapshotMetadata and
-// Node) to CSI clients on l. It returns nil when ctx ends, or an error when l fails, and closes l. A client keeps its
-// connection while instances of the plugin come and go and shims are swapped: calls are held and repeated like those of
-// a Host. The host passes messages on undecoded, so RPCs and fields that are newer than the host work too.
+// Node) to CSI clients on l. It returns nil when ctx ends, or an error when l fails or the host closes, and closes l.
+// A client keeps its connection while instances of the plugin come and go and shims are swapped: calls are held and
+// repeated like those of a Host. The host passes messages on undecoded, so RPCs and fields that are newer than it work
+// too.
 //
 // Calls that name the same volume are made one at a time. FAILED_PRECONDITION: the call would change a volume that has
 // a record in Holdfast. UNAVAILABLE: no task runs the plugin, or a stream of answers was cut off by the end of a shim.
@@ -48,15 +49,18 @@ func (h *Host) ServeCSI(ctx context.Context, plugin PluginID, l net.Listener) er
 	server := grpc.NewServer(options...)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
+	var err error
 	select {
 	case err := <-served:
 		server.Stop()
 		return fmt.Errorf("serve the CSI endpoint of plugin %s: %w", plugin, err)
 	case <-ctx.Done():
-		server.Stop() // ends the calls and waits for their handlers
-		<-served
-		return nil
+	case <-h.closing.Done():
+		err = errClosed
 	}
+	server.Stop() // ends the calls and waits for their handlers
+	<-served
+	return err
 }
 
 // passCSI passes one call of a CSI client to the active shim. emptypb.Empty keeps all fields as unknown fields, so a

@@ -3,6 +3,7 @@ package host_test
 import (
 	"context"
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -116,7 +117,10 @@ func TestCloseEndsEverything(t *testing.T) {
 	w.open()
 	p := w.plugin("a")
 	gate := p.On("CreateVolume").Hold()
-	ended := make(chan error, 3)
+	ended := make(chan error, 4)
+	l, err := net.Listen("unix", filepath.Join(w.dir, "csi.sock"))
+	must(t, err)
+	go func() { ended <- w.host.ServeCSI(w.ctx(), "fake", l) }()
 	go func() { ended <- w.create("v", "") }()
 	go func() { ended <- w.host.Watch(w.ctx(), host.WatchOptions{}, func(host.Event) error { return nil }) }()
 	go func() {
@@ -129,7 +133,7 @@ func TestCloseEndsEverything(t *testing.T) {
 	}()
 	<-gate.Arrived()
 	must(t, w.host.Close())
-	for range 3 {
+	for range 4 {
 		if err := <-ended; !errors.Is(err, host.ErrUnavailable) || !strings.Contains(err.Error(), "closed") {
 			t.Errorf("a call ended with %v", err)
 		}
