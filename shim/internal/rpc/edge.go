@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"cmp"
+	"slices"
 
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/proto/wire"
@@ -72,6 +73,17 @@ func checkSpec(s registry.VolumeSpec) (registry.VolumeSpec, error) {
 	case len(s.Capabilities) == 0:
 		return s, registry.Invalid("volume %s names no capability; give at least one access_mode and attachment_mode",
 			s.ID)
+	case s.CapacityMin < 0 || s.CapacityMax < 0:
+		return s, registry.Invalid("volume %s has a negative capacity", s.ID)
+	case s.CapacityMax > 0 && s.CapacityMax < s.CapacityMin:
+		return s, registry.Invalid("volume %s: capacity_max is smaller than capacity_min", s.ID)
+	}
+	for _, c := range s.Capabilities {
+		if !slices.Contains(registry.AccessModes, c.Access) ||
+			c.Attachment != registry.FileSystem && c.Attachment != registry.BlockDevice {
+			return s, registry.Invalid("volume %s has an unknown capability: access mode %q, attachment mode %q",
+				s.ID, c.Access, c.Attachment)
+		}
 	}
 	return s, nil
 }

@@ -97,6 +97,10 @@ func TestIDsAreCheckedAtTheEdge(t *testing.T) {
 	long := strings.Repeat("x", 4097)
 	for what, change := range map[string]func(*pb.VolumeSpec){
 		"no capability":         func(s *pb.VolumeSpec) { s.Capabilities = nil },
+		"an access mode":        func(s *pb.VolumeSpec) { s.Capabilities[0].AccessMode = "read" },
+		"an attachment mode":    func(s *pb.VolumeSpec) { s.Capabilities[0].AttachmentMode = "" },
+		"a capacity":            func(s *pb.VolumeSpec) { s.CapacityMin = -1 },
+		"an empty range":        func(s *pb.VolumeSpec) { s.CapacityMin, s.CapacityMax = 2, 1 },
 		"a long external id":    func(s *pb.VolumeSpec) { s.ExternalId = long },
 		"a long id of a clone":  func(s *pb.VolumeSpec) { s.CloneExternalId = long },
 		"a long id of snapshot": func(s *pb.VolumeSpec) { s.SnapshotId = long },
