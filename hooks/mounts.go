@@ -25,9 +25,10 @@ type DeviceNumber struct {
 }
 
 // Mounts returns a plan for each task that mounts volumes. For each volume_mount block, an isolated task gets a bind or
-// a device at the destination: of the whole volume, or of its sub_path. Each task gets one variable per volume with the
-// path at which it finds the volume; if it mounts the volume several times, the outermost path. A task that is not
-// isolated finds the volume at the path of the host. There, a read-only mount of a writable volume is not enforced.
+// a device at the destination: of the whole volume, or of its sub_path. Each task gets one variable per volume, such as
+// HOLDFAST_VOLUME_DATA, with the path at which it finds the volume; if it mounts the volume several times, that is the
+// outermost path. A task that is not isolated finds the volume at the path of the host. There, a read-only mount of a
+// writable volume is not enforced.
 func Mounts(s GroupSpec, at map[registry.RequestName]Published, isolated map[string]bool) (map[string]Plan, error) {
 	plans := make(map[string]Plan, len(s.Mounts))
 	for _, task := range slices.Sorted(maps.Keys(s.Mounts)) { // so that the same error is returned each time

@@ -81,7 +81,7 @@ type Workload struct {
 type WorkloadTask struct {
 	AllocTask
 	Running bool     // false: it is about to be started
-	Started BootTime // if it runs
+	Started BootTime // if it runs; zero: unknown
 }
 
 const (

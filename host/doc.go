@@ -12,6 +12,9 @@
 // again. Meanwhile calls wait (gate.go), at most Config.MaxHold, and their own deadlines run. A call that was cut off
 // is repeated with the same operation ID, so it is done once. Watch continues at the next shim.
 //
+// A call that needs a plugin waits for a healthy one until ctx ends. Meanwhile Allocs and Volumes say what it waits
+// for.
+//
 // Swap replaces the running shim with another binary. Calls wait for a few milliseconds and none fails; swap.go
 // is the protocol. ShimState returns the shim's state without a call to it, Swaps the outcome of earlier swaps.
 //

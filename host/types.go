@@ -5,7 +5,7 @@ import (
 	"holdfast/registry"
 )
 
-// Types of packages registry and hooks, so that an orchestrator needs only this import.
+// Types of packages registry and hooks. An orchestrator rarely names others, such as those in a VolumeSpec.
 type (
 	AllocID          = registry.AllocID
 	AllocStatus      = registry.AllocStatus
