@@ -47,9 +47,9 @@ func (h *Host) Feasible(ctx context.Context, g AllocGroup) ([]Infeasible, Seq, e
 }
 
 // ReleaseAlloc unpublishes, unstages and detaches the alloc's volumes and releases its claims. All tasks of the alloc
-// must have ended. It is legal in any state and any number of times. After an error the shim continues by itself. A
-// volume whose create block has on_stop = "delete" is deleted once ReleaseAlloc was called for its last alloc. A
-// release by Sync deletes no volume, as the host may have lost records of allocs.
+// must have ended. It is legal in any state and any number of times. After an error, call it again: the shim continues
+// only a release that has reached it. A volume whose create block has on_stop = "delete" is deleted once ReleaseAlloc
+// was called for its last alloc. A release by Sync deletes no volume, as the host may have lost records of allocs.
 func (h *Host) ReleaseAlloc(ctx context.Context, id AllocID) error {
 	return h.releaseAlloc(ctx, id, false)
 }

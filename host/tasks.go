@@ -11,7 +11,7 @@ import (
 )
 
 // TaskStarting returns the plan to apply to a task that runs a plugin, before this attempt of the task starts. After an
-// error, nothing has to be applied.
+// error there is nothing to apply, but the shim may know of the attempt: it ends with a newer one, or with TaskExited.
 func (h *Host) TaskStarting(ctx context.Context, t AllocTask) (Plan, error) {
 	req := &pb.TaskStartingRequest{Call: mutating(), Task: wire.AllocTaskProto(t)}
 	if _, err := wire.AllocTask(req.GetTask()); err != nil {
