@@ -73,7 +73,7 @@ func (r *runner) Start(context.Context) error {
 	case <-r.child.done:
 		return r.diedAtStart()
 	case <-r.ctx.Done():
-		return r.timeoutError("sent no handshake, so it hangs or is no shim; there is " + r.stdout.describe())
+		return r.timeoutError("sent no handshake; there is " + r.stdout.describe())
 	}
 	h, err := parseHandshake(r.stdout.text())
 	if err != nil {
