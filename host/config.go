@@ -23,7 +23,7 @@ import (
 type Config struct {
 	StateDir string // kept over restarts; created with mode 0700 if it does not exist. One host at a time
 	RunDir   string // sockets; default /run/holdfast/<8 hex of StateDir's digest>; non-root: below XDG_RUNTIME_DIR
-	Shim     Binary
+	Shim     Binary // later hosts run the binary that was swapped to, until Shim is another binary than before
 	Node     string // the node's name in answers and claims; default the machine's host name
 
 	// Cluster is HCL text with a cluster block, by which nodes share volumes; empty: this node shares nothing.
