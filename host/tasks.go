@@ -68,7 +68,8 @@ func (h *Host) PreferTask(ctx context.Context, k TaskKey, attempt uint64) error 
 	return err
 }
 
-// TaskExited reports that the attempt has ended. If final, the task will not be started again.
+// TaskExited reports that the attempt has ended. If final, the task will not be started again. With a code below 0, the
+// status is not known.
 func (h *Host) TaskExited(ctx context.Context, k TaskKey, attempt uint64, code, signal int, final bool) error {
 	h.workload.taskExited(k, attempt, final)
 	_, err := call(ctx, h, writes, pb.NewTasksClient, pb.TasksClient.Exited, &pb.TaskExitedRequest{

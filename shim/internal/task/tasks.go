@@ -302,14 +302,17 @@ func (t *Tasks) Prefer(ctx context.Context, call registry.Call, k registry.TaskK
 
 // Exit describes how an attempt of a task ended.
 type Exit struct {
-	Code   int
+	Code   int  // below 0: not known
 	Signal int  // 0: none
 	Final  bool // the task will not be started again
 }
 
 func (e Exit) String() string {
-	if e.Signal != 0 {
+	switch {
+	case e.Signal != 0:
 		return fmt.Sprintf("ended by signal %d", e.Signal)
+	case e.Code < 0:
+		return "ended with an unknown status"
 	}
 	return fmt.Sprintf("ended with code %d", e.Code)
 }

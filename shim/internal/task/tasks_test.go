@@ -250,6 +250,18 @@ func TestSyncAdoptsAndRemovesTasks(t *testing.T) {
 			t.Fatal(err)
 		}
 		start(t, ts, "ahead", 5)
+		registrytest.Put(t, h.state, registry.Instance{
+			InstanceKey: registry.InstanceKey{Role: registry.RoleNode, Plugin: "p", Alloc: "gone", Task: "t"},
+			Health:      registry.Health{State: registry.Healthy, Cause: registry.CauseProbed},
+		})
+		var ends []string
+		h.state.OnApplied(func(a registry.Applied) {
+			for _, e := range a.Change.Events {
+				if e.Kind == registry.EventTaskRemoved {
+					ends = append(ends, e.Detail)
+				}
+			}
+		})
 		odd := pluginTask(t, "odd", 1)
 		odd.Sealed = []byte("nothing of ours")
 		found, err := ts.Sync(t.Context(), []LivingTask{
@@ -264,6 +276,9 @@ func TestSyncAdoptsAndRemovesTasks(t *testing.T) {
 		}
 		if len(found.Refused) != 2 || found.Refused[0].Task.Alloc != "ahead" || found.Refused[1].Task.Alloc != "odd" {
 			t.Errorf("a task that cannot be adopted is not refused, or holds up the others: %+v", found.Refused)
+		}
+		if !slices.Equal(ends, []string{"ended with an unknown status"}) {
+			t.Errorf("the events of ends say %q", ends)
 		}
 		synctest.Wait()
 		said := h.written()
