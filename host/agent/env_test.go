@@ -57,8 +57,9 @@ type fakeDriver struct {
 	tasks      map[string]*fakeTask
 	startErr   error
 	prepare    func(ctx context.Context, progress func(string)) error
-	ignoreTerm bool                   // tasks use their whole grace
-	failed     func(dir string) error // RemoveFailed; nil: succeeds
+	ignoreTerm bool                      // tasks use their whole grace
+	failed     func(dir string) error    // RemoveFailed; nil: succeeds
+	stopErr    func(time.Duration) error // Stop, with its grace; nil: succeeds
 }
 
 type fakeTask struct {
@@ -130,6 +131,11 @@ func (d *fakeDriver) Wait(ctx context.Context, h taskdriver.Handle) (taskdriver.
 }
 
 func (d *fakeDriver) Stop(ctx context.Context, h taskdriver.Handle, grace time.Duration) error {
+	if d.stopErr != nil {
+		if err := d.stopErr(grace); err != nil {
+			return err
+		}
+	}
 	if d.ignoreTerm {
 		sleep(ctx, grace, nil)
 		if ctx.Err() != nil {

@@ -229,6 +229,25 @@ func TestRequestedRestartHappensOncePerAttempt(t *testing.T) {
 	})
 }
 
+// A stop that the engine has not received is repeated, and the task still gets its grace.
+func TestRepeatedStopGivesTheTaskItsGrace(t *testing.T) {
+	withAgent(t, func(e *env) {
+		fails := 2
+		e.driver.stopErr = func(grace time.Duration) error {
+			if fails--; fails >= 0 {
+				return registry.Errorf(registry.ErrUnavailable, "no engine answers")
+			}
+			e.add("grace %v", grace)
+			return nil
+		}
+		e.submit(serviceJob("db", `{"kill_timeout":"30s"}`))
+		e.awaitRunning("db")
+		e.stopJob("db", StopOptions{})
+		e.awaitState("db", AllocStopped)
+		e.has("grace 30s", "stop db/main")
+	})
+}
+
 func TestPluginWaitsUntilTheShimLetsItStart(t *testing.T) {
 	withAgent(t, func(e *env) {
 		n := 0
