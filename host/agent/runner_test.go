@@ -175,6 +175,27 @@ func TestPrestartAndLeaderTasks(t *testing.T) {
 	})
 }
 
+// A lifecycle task that is no sidecar is not started again after a success, and a sidecar is.
+func TestLifecycleTaskEndsOnlyIfItIsNoSidecar(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.submit(job("work", "service", tasks("g", task("main", ""),
+			task("init", `{"lifecycle":[{"hook":"poststart"}]}`))))
+		r := e.awaitRunning("work")
+		e.exit(r, "init", 0)
+		time.Sleep(time.Hour)
+		if r = e.agent.record(r.ID); r.State != AllocRunning || r.Tasks["init"].State != TaskDead {
+			e.Errorf("%s, %+v", r.State, r.Tasks["init"])
+		}
+		e.submit(job("batch", "batch", tasks("g", task("main", ""),
+			task("proxy", `{"lifecycle":[{"hook":"prestart","sidecar":true}]}`))))
+		r = e.awaitRunning("batch")
+		e.exit(r, "proxy", 0)
+		e.awaitAttempt("batch", "proxy", 2)
+		e.exit(r, "main", 0)
+		e.awaitState("batch", AllocComplete)
+	})
+}
+
 func TestPermanentStartErrorFailsAtOnce(t *testing.T) {
 	withAgent(t, func(e *env) {
 		e.driver.startErr = registry.Errorf(registry.ErrNotFound, "no program /nope")

@@ -114,6 +114,7 @@ type taskSpec struct {
 	leader    bool
 	prestart  bool // starts before the others, which wait for its end unless it is a sidecar
 	sidecar   bool // is stopped when the others have ended
+	ends      bool // is expected to end: a task of a batch job, or a lifecycle task. A sidecar is not
 	groupMeta map[string]string
 	meta      map[string]string
 	logFiles  int   // 0: the driver's default
@@ -150,12 +151,13 @@ func (s *taskSpec) decode(jobType string, g hooks.Group, rest *taskRest) []error
 	s.groupMeta, s.meta = mergeMeta(group.Meta), mergeMeta(rest.Meta)
 	s.user, s.leader = rest.User, rest.Leader
 	s.grace = a.duration("kill_timeout", rest.KillTimeout, taskdriver.DefaultKillGrace)
+	s.ends = isBatch(jobType)
 	for _, l := range rest.Lifecycle {
 		if l.Hook != "prestart" && l.Hook != "poststart" {
 			a.add(registry.Errorf(registry.ErrUnsupported,
 				"unsupported lifecycle hook %q; use prestart or poststart", l.Hook))
 		}
-		s.prestart, s.sidecar = s.prestart || l.Hook == "prestart", l.Sidecar
+		s.prestart, s.sidecar, s.ends = s.prestart || l.Hook == "prestart", l.Sidecar, !l.Sidecar
 	}
 	for _, l := range rest.Logs {
 		s.logFiles = int(a.number("logs: max_files", l.Files, int64(s.logFiles), 1))
