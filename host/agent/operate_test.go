@@ -33,6 +33,31 @@ func TestOperatorRestartsATaskWithoutAnEffectOnThePolicy(t *testing.T) {
 	})
 }
 
+// An operator has requested a restart, and the agent is killed while the task uses its grace.
+func TestRestartOfAnOperatorSurvivesTheAgent(t *testing.T) {
+	for name, between := range map[string]func(*env, *AllocRecord){
+		"the task runs": func(*env, *AllocRecord) {},
+		"it has ended":  func(e *env, r *AllocRecord) { e.exit(r, "main", 143) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			withAgent(t, func(e *env) {
+				e.driver.ignoreTerm = true
+				e.submit(serviceJob("db", `{"kill_timeout":"1h","restart":[{"attempts":0,"mode":"fail"}]}`))
+				r := e.awaitRunning("db")
+				if _, err := e.agent.RestartAlloc(e.Context(), r.ID, "", e.shim, false); err != nil {
+					e.Fatal(err)
+				}
+				synctest.Wait()
+				e.restart(func() {
+					e.driver.ignoreTerm = false
+					between(e, r)
+				})
+				e.awaitAttempt("db", "main", 2)
+			})
+		})
+	}
+}
+
 func TestStoppedAllocIsReplaced(t *testing.T) {
 	withAgent(t, func(e *env) {
 		e.submit(userJob("user", ""))

@@ -104,13 +104,21 @@ func (t *taskRunner) run(ctx, stop context.Context) error {
 	return nil
 }
 
+// whyOperator is the reason of a task that an operator restarts, until the next attempt runs.
+const whyOperator = "restarted by an operator"
+
 // resume continues what an earlier agent has recorded. It returns the attempt that the earlier agent started, if there
-// is one. If that attempt has ended since, Wait returns its exit.
+// is one. If that attempt has ended since, Wait returns its exit. If the earlier agent was restarting it for an
+// operator, resume requests the restart again.
 func (t *taskRunner) resume(ctx, stop context.Context) (*taskdriver.Handle, error) {
 	rec := t.state()
 	handle := rec.Handle
 	switch rec.State {
 	case TaskRunning:
+		if rec.Reason == whyOperator {
+			t.operatorRestart = true // also if the attempt has ended
+			t.a.requestRestart(t.key(), registry.RestartRequest{Attempt: rec.Attempt, Cause: causeOperator})
+		}
 	case TaskStarting:
 		found, ok, err := t.a.config.Find(ctx, t.a.dirs(t.id).task(t.spec.Name))
 		if err != nil {
@@ -360,7 +368,7 @@ func (t *taskRunner) watch(ctx, stop context.Context, h taskdriver.Handle) error
 			}
 			if p.Cause == causeOperator {
 				t.operatorRestart = true
-				return t.stopAndHandleExit(ctx, stop, h, ended, "restarted by an operator")
+				return t.stopAndHandleExit(ctx, stop, h, ended, whyOperator)
 			}
 			why := "the shim requested a restart: " + string(p.Cause)
 			if p.Detail != "" {
