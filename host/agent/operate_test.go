@@ -8,6 +8,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"holdfast/host"
 	"holdfast/registry"
 )
 
@@ -56,6 +57,26 @@ func TestRestartOfAnOperatorSurvivesTheAgent(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An alloc is stopped while its task is restarted, and the restart policy allows no restart.
+func TestAllocThatIsStoppedDuringARestartIsReplaced(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.driver.ignoreTerm = true
+		p := plugin("disk")
+		p.Rest = []byte(`{"restart":[{"attempts":0,"mode":"fail"}]}`)
+		e.submit(job("disk", "service", tasks("g", p)))
+		r := e.awaitRunning("disk")
+		e.shim.restarts <- host.PluginTask{TaskKey: host.TaskKey{Alloc: r.ID, Task: "plugin"},
+			Restart: &registry.RestartRequest{Attempt: 1, Cause: registry.CauseMissed}}
+		synctest.Wait()
+		e.must(e.agent.StopAlloc(e.Context(), r.ID, e.shim, false))
+		e.awaitAlloc("disk", "another alloc",
+			func(other *AllocRecord) bool { return other.ID != r.ID && other.State == AllocRunning })
+		if was := e.agent.record(r.ID); was.State != AllocStopped {
+			e.Errorf("the alloc is %s: %s", was.State, was.Reason)
+		}
+	})
 }
 
 func TestStoppedAllocIsReplaced(t *testing.T) {

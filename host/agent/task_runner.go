@@ -399,7 +399,7 @@ func (t *taskRunner) stopAndHandleExit(
 // handleExit handles the exit of an attempt that ran. If the shim requested a restart, requested is the reason, and the
 // exit counts as a failure whatever its code is.
 func (t *taskRunner) handleExit(ctx, stop context.Context, exit taskdriver.Exit, requested string) error {
-	if stop.Err() != nil && requested == "" {
+	if stop.Err() != nil {
 		t.reportExit(ctx, t.state().Attempt, &exit, true)
 		set := t.set
 		if t.record().Stop { // recorded, so that the next agent decides the same
