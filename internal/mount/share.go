@@ -3,6 +3,7 @@ package mount
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -69,8 +70,9 @@ func probePropagation(dir string) error {
 	if err != nil {
 		return err
 	}
-	probe, err := os.MkdirTemp(dir, ".probe-")
-	if err != nil {
+	probe := filepath.Join(dir, ".probe")
+	_ = unix.Unmount(probe, unix.UMOUNT_NOFOLLOW) // left by a process that was killed, as the directory may be
+	if err := os.Mkdir(probe, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	defer func() { _ = unix.Rmdir(probe) }()

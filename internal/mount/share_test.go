@@ -33,6 +33,8 @@ func TestMakeSharedIsIdempotent(t *testing.T) {
 		write(t, "kept", point, "file")
 		for range 3 {
 			must(t, MakeShared(arg))
+			killed := mkdir(t, point, ".probe") // the test of a process that was killed
+			must(t, unix.Mount("probe", killed, "tmpfs", 0, "size=4k"))
 			must(t, ProbePropagation(arg))
 		}
 		if m, found, err := At(point); err != nil || !found || !m.Shared() || !exists(t, point+"/file") {
