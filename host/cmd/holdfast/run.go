@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"holdfast/hooks"
 	"holdfast/host"
 	"holdfast/host/agent"
 	"holdfast/internal/display"
@@ -88,7 +89,7 @@ func runForeground(ctx context.Context, p *program, f *runFlags, paths []string)
 	endOpening()
 	o.firstSignal, _ = errors.AsType[interrupted](context.Cause(opening))
 	if err != nil {
-		return o.end(errors.Join(err, o.removeState()))
+		return o.endUnopened(err)
 	}
 	err = o.run(ctx)
 	err = errors.Join(err, o.service.close(), removeSelfMounts(o.service.layout))
@@ -96,16 +97,28 @@ func runForeground(ctx context.Context, p *program, f *runFlags, paths []string)
 	if err == nil {
 		o.lines.print("done: all tasks stopped and all volumes released")
 	}
-	return o.end(err)
-}
-
-// end returns the error of the command. It is the interruption if a signal came and either nothing has failed, or the
-// signal ended the opening of the service.
-func (o *foreground) end(err error) error {
-	if o.firstSignal.by != nil && (err == nil || o.service == nil) {
+	if o.firstSignal.by != nil && err == nil {
 		return o.firstSignal
 	}
 	return err
+}
+
+// endUnopened returns the error of the command after the opening of the service has failed or a signal has ended it. It
+// removes a temporary state directory with the mounts that the shim may have made in it. Another one may be in use by
+// an agent.
+func (o *foreground) endUnopened(err error) error {
+	var left error
+	if o.temporary != "" {
+		left = removeSelfMounts(hooks.Layout{State: o.temporary, Run: o.temporary + "/run"})
+		left = errors.Join(left, o.removeState())
+	}
+	switch {
+	case o.firstSignal.by == nil:
+		return errors.Join(err, left)
+	case left != nil:
+		return left
+	}
+	return o.firstSignal
 }
 
 // foreground is one run of the command.
