@@ -60,9 +60,22 @@ func (n *Node) leave(ctx context.Context) error {
 	if err := n.State.awaitReady(ctx); err != nil {
 		return fmt.Errorf("%w; if the cluster is gone for good, add --force --confirm %s", err, n.State.id)
 	}
+	member, err := viewed(ctx, n.State.local, func(v registry.View) string { return n.State.copyIn(v).Member })
+	if err != nil {
+		return err
+	}
+	name, _, err := n.State.nameOf(ctx, member)
+	switch {
+	case err != nil:
+		return unavailable(err)
+	case name == "": // another machine has taken the name
+		return nil
+	case name != n.State.node:
+		return n.State.wrongName(name)
+	}
 	var lease clientv3.LeaseID
 	known := false
-	err := n.State.View(ctx, func(v registry.View) error {
+	err = n.State.View(ctx, func(v registry.View) error {
 		var r registry.Node
 		r, known = v.Node(n.State.node)
 		lease = clientv3.LeaseID(n.State.leaseIn(v))

@@ -13,8 +13,9 @@ import (
 	"holdfast/registry/registrytest"
 )
 
-// TestLeave has nodes leave their cluster. A node with a claim or a mount is refused. After a node has left, neither
-// the cluster nor the node's store has its records, even if Leave was interrupted in between. The node may join again.
+// TestLeave has nodes leave their cluster. A node with a claim, a mount or a wrong name is refused. After a node has
+// left, neither the cluster nor the node's store has its records, even if Leave was interrupted in between. The node
+// may join again.
 func TestLeave(t *testing.T) {
 	client := parallelWithEtcd(t)
 	b := newMember(t, client, "b")
@@ -51,6 +52,11 @@ func TestLeave(t *testing.T) {
 	a.offline(t, func(s registry.State) {
 		commit(t, s, registry.Change{Delete: []registry.Key{ref.Key()}})
 	})
+	for _, name := range []string{"c", "b"} { // no node, and another one
+		a.name = name
+		leave(a.testNode, `it is member "a"`)
+	}
+	a.name = "a"
 	leave(a.testNode)
 	b.seeState(t, "a", registry.NodeForgotten)
 	a.offline(t, func(s registry.State) {

@@ -9,6 +9,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"holdfast/internal/display"
 	"holdfast/registry"
 )
 
@@ -130,23 +131,55 @@ func (s *State) declaredLost(ctx context.Context) bool {
 }
 
 // registered returns the node's key in etcd with its value; nil: there is none. It returns an ErrConflict if another
-// member has the name of the node.
+// member has the name of the node, or if this member has another name.
 func (s *State) registered(ctx context.Context, member string) (kv *mvccpb.KeyValue, err error) {
+	var name registry.NodeName
 	var other bool
-	err = s.request(ctx, func(ctx context.Context) error {
-		was, err := s.kv.Get(ctx, s.keys.node(s.node))
-		if err != nil || len(was.Kvs) == 0 {
-			return err
+	err = s.request(ctx, func(ctx context.Context) (err error) {
+		if name, kv, err = s.nameOf(ctx, member); err == nil && kv != nil && name != s.node {
+			other = !s.declaredLost(ctx)
 		}
-		kv = was.Kvs[0]
-		other = !strings.HasPrefix(string(kv.Value), member+"/") && !s.declaredLost(ctx)
-		return nil
+		return err
 	})
-	if err == nil && other {
+	switch {
+	case err != nil:
+		return nil, err
+	case name != "" && name != s.node:
+		return nil, s.wrongName(name)
+	case other:
 		err = registry.Errorf(registry.ErrConflict, "another member of the cluster has the name %q; give this node "+
 			"another name, or declare the other one out of service", s.node)
 	}
 	return kv, err
+}
+
+// nameOf returns the name that etcd has for a member; empty: none. own is the key with the name of this node; nil:
+// there is none.
+func (s *State) nameOf(
+	ctx context.Context, member string,
+) (name registry.NodeName, own *mvccpb.KeyValue, err error) {
+	all, err := s.kv.Get(ctx, s.keys.node(""), clientv3.WithPrefix())
+	if err != nil {
+		return "", nil, err
+	}
+	for _, kv := range all.Kvs {
+		at := registry.NodeName(strings.TrimPrefix(string(kv.Key), s.keys.node("")))
+		if at == s.node {
+			own = kv
+		}
+		if strings.HasPrefix(string(kv.Value), member+"/") && name != s.node {
+			name = at
+		}
+	}
+	return name, own, nil
+}
+
+// wrongName is the error of a member that etcd knows by another name. Under a new name it would not learn that its
+// claims were released, because that is said of the node with the old name.
+func (s *State) wrongName(name registry.NodeName) error {
+	return registry.Errorf(registry.ErrConflict, "this node is called %q, but it is member %q of the cluster: set its "+
+		"name to that, or have it leave before it joins with another name: %s", s.node, name,
+		display.Command("holdfast cluster leave --node", string(name)))
 }
 
 // register writes the node's key in etcd. It returns an ErrConflict if another member has the name of the node. A write

@@ -67,6 +67,20 @@ func TestNameOfAnotherMember(t *testing.T) {
 	registrytest.Put(t, second, claim("v", "b"))
 }
 
+// TestMemberWithAnotherName starts a member with another name. It waits, because its claims have the old name.
+func TestMemberWithAnotherName(t *testing.T) {
+	n := newNode(t, parallelWithEtcd(t), "old")
+	n.stop()
+	n.offline(t, func(local registry.State) {
+		why := whyItWaits(t, New(local, n.etcd, t.Name(), "new"))
+		if !errors.Is(why, registry.ErrConflict) || !strings.Contains(why.Error(), "cluster leave --node old") {
+			t.Errorf("it waits because of %v", why)
+		}
+	})
+	n.start(t)
+	registrytest.Put(t, n, claim("v", "a"))
+}
+
 // TestNodeWithAnotherExpectation starts a node that expects more nodes than the cluster was created with. The node
 // waits, says what to do, and does not join. The same holds if it starts at the same time as the first node.
 func TestNodeWithAnotherExpectation(t *testing.T) {
