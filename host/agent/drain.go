@@ -68,10 +68,30 @@ func (d *drain) follow(ctx context.Context, list []host.NodeStatus) {
 	d.cancel = end
 	d.running.Go(func() { d.endGraceAt(draining, now.Deadline) })
 	d.running.Go(func() {
-		if err := d.stopRanks(draining, lastRank); err == nil {
+		if err := d.stopForDrain(draining); err == nil {
 			d.log.Info("the node is drained: all allocs have ended")
 		}
 	})
+}
+
+// stopForDrain stops users of volumes first, and plugins once the volumes are released, also those of containers. It
+// cannot stop the containers.
+func (a *Agent) stopForDrain(ctx context.Context) error {
+	if err := a.stopRanks(ctx, 0); err != nil {
+		return err
+	}
+	for told := false; len(a.EngineMounts()) > 0 && !isClosed(a.graceEnded()); told = true {
+		for _, m := range a.EngineMounts() {
+			if !told {
+				a.log.Warn("the drain of this node waits for containers: stop them", "volume", m.Volume,
+					"held_by", m.Describe())
+			}
+		}
+		if sleep(ctx, time.Second, a.graceEnded()); ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+	return a.stopRanks(ctx, lastRank)
 }
 
 // endGraceAt ends the grace of all tasks at a deadline; zero: never.

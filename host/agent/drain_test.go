@@ -36,3 +36,26 @@ func TestDrainStopsEverythingUntilItEnds(t *testing.T) {
 		e.hasCount("start", 2)
 	})
 }
+
+// A drain stops a plugin once no container uses its volumes, or at the deadline.
+func TestDrainWaitsForContainers(t *testing.T) {
+	for name, deadline := range map[string]time.Duration{"no deadline": 0, "deadline": time.Minute} {
+		t.Run(name, func(t *testing.T) {
+			withEnginePlugin(t, func(e *env) {
+				e.engineMount("a", dockerd)
+				n := registry.Node{State: registry.NodeDraining}
+				if deadline > 0 {
+					n.Deadline = time.Now().Add(deadline)
+				}
+				e.shim.nodes <- host.NodeStatus{Node: n}
+				time.Sleep(30 * time.Second)
+				e.hasCount("stop disk", 0)
+				if deadline == 0 {
+					e.engineUnmount("a", dockerd)
+				}
+				e.awaitAllEnded()
+				e.hasCount("stop disk", 1)
+			})
+		})
+	}
+}
