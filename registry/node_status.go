@@ -20,7 +20,8 @@ type NodeStatus struct {
 	// Unformed says how many of the expected nodes have registered. Empty: all have, or the node is in no cluster.
 	Unformed string `json:"unformed,omitempty"`
 
-	Plugins []NodePluginStatus `json:"plugins,omitempty"` // by name
+	// Plugins are by name: those with an instance on the node, and those whose volumes are in use there.
+	Plugins []NodePluginStatus `json:"plugins,omitempty"`
 }
 
 // NodePluginStatus is a plugin on a node, and the use of its volumes there.
@@ -51,6 +52,10 @@ func (p NodePlugin) Health(role Role) HealthState {
 	}
 	return ""
 }
+
+// Registered reports whether the plugin has an instance on the node. A plugin without one is in a NodeStatus if its
+// volumes are still in use there.
+func (p NodePlugin) Registered() bool { return p.Health(RoleNode)+p.Health(RoleController) != "" }
 
 // Find returns an instance made from the node's description of its plugin.
 func (n Node) Find(role Role, id PluginID) (Instance, bool) {
@@ -92,17 +97,29 @@ func (v View) NodeStatus(n Node, claims []Claim, attachments []Attachment) NodeS
 		if e, held := v.Executor(p.Plugin); held {
 			status.Executor = e.Holder == n.Name
 		}
-		for _, c := range claims {
-			if c.Node == n.Name && c.Volume.Plugin == p.Plugin {
-				status.Claims++
-			}
-		}
-		for _, a := range attachments {
-			if a.Node == n.Name && a.Volume.Plugin == p.Plugin {
-				status.Attachments++
-			}
-		}
 		out.Plugins = append(out.Plugins, status)
 	}
+	for _, c := range claims {
+		if c.Node == n.Name {
+			out.plugin(c.Volume.Plugin).Claims++
+		}
+	}
+	for _, a := range attachments {
+		if a.Node == n.Name {
+			out.plugin(a.Volume.Plugin).Attachments++
+		}
+	}
+	slices.SortFunc(out.Plugins, func(a, b NodePluginStatus) int {
+		return strings.Compare(string(a.Plugin), string(b.Plugin))
+	})
 	return out
+}
+
+// plugin returns the status of a plugin, which it adds if it is missing.
+func (s *NodeStatus) plugin(id PluginID) *NodePluginStatus {
+	i := slices.IndexFunc(s.Plugins, func(p NodePluginStatus) bool { return p.Plugin == id })
+	if i < 0 {
+		i, s.Plugins = len(s.Plugins), append(s.Plugins, NodePluginStatus{NodePlugin: NodePlugin{Plugin: id}})
+	}
+	return &s.Plugins[i]
 }

@@ -11,7 +11,7 @@ import (
 // TestWaitNamesTheNodeThatMakesTheCall describes a wait for a controller call on one of two nodes.
 func TestWaitNamesTheNodeThatMakesTheCall(t *testing.T) {
 	node := func(name host.NodeName, alive bool, p registry.NodePluginStatus) host.NodeStatus {
-		p.Plugin = "p"
+		p.Plugin, p.NodePlugin.Node = "p", true
 		return host.NodeStatus{Node: registry.Node{Name: name, State: registry.NodeReady}, Alive: alive,
 			Plugins: []registry.NodePluginStatus{p}}
 	}

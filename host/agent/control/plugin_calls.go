@@ -263,7 +263,7 @@ func executorText(nodes []host.NodeStatus, self host.NodeName, v *host.VolumeSta
 	local := false
 	for _, n := range nodes {
 		for _, p := range n.Plugins {
-			if p.Plugin != plugin {
+			if p.Plugin != plugin || !p.Registered() {
 				continue
 			}
 			local = local || p.Local && n.Name == self

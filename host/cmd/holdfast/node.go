@@ -121,7 +121,9 @@ func writeNodes(to io.Writer, list []host.NodeStatus) error {
 		var names []string
 		for _, p := range n.Plugins {
 			claims, attachments = claims+p.Claims, attachments+p.Attachments
-			names = append(names, string(p.Plugin))
+			if p.Registered() {
+				names = append(names, string(p.Plugin))
+			}
 		}
 		at := n.Since
 		if !n.Alive {

@@ -23,7 +23,9 @@ func TestNodeAloneIsDescribedAndDrained(t *testing.T) {
 	claim := registry.Claim{Volume: registry.VolumeKey{Plugin: "p", External: "e"}, Alloc: "a", Request: "r",
 		Node: "here"}
 	attachment := registry.Attachment{Volume: claim.Volume, Node: "here", NodeID: "id", State: registry.MarkDone}
-	put(t, e.log, claim, attachment)
+	stopped := claim // its plugin has no instance any more
+	stopped.Volume.Plugin = "stopped"
+	put(t, e.log, claim, attachment, stopped)
 
 	get := func() registry.NodeStatus {
 		reply, err := node.List(t.Context(), &pb.ListNodesRequest{Node: "here"})
@@ -33,7 +35,7 @@ func TestNodeAloneIsDescribedAndDrained(t *testing.T) {
 		return wire.Node(reply.GetNodes()[0])
 	}
 	st := get()
-	if !st.Alive || st.State != registry.NodeReady || len(st.Plugins) != 1 {
+	if !st.Alive || st.State != registry.NodeReady || len(st.Plugins) != 2 {
 		t.Fatalf("%+v", st)
 	}
 	p := st.Plugins[0]
@@ -41,6 +43,9 @@ func TestNodeAloneIsDescribedAndDrained(t *testing.T) {
 		p.NodeID != "id" || p.MaxVolumes != 3 || p.Topology["zone"] != "z" || p.Claims != 1 || p.Attachments != 1 ||
 		p.Executor {
 		t.Errorf("%+v", p)
+	}
+	if p := st.Plugins[1]; p.Plugin != "stopped" || p.Registered() || p.Claims != 1 || p.Attachments != 0 {
+		t.Errorf("a plugin that has stopped: %+v", p)
 	}
 	drain := func(name string, end bool) (*pb.NodeReply, error) {
 		return node.Drain(t.Context(), &pb.DrainNodeRequest{Call: &pb.Call{OperationId: name + string(st.State)},
