@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -184,6 +185,15 @@ func (m *EngineMount) Describe() string {
 			listContainers(name, m.Volume)))
 	}
 	return strings.Join(list, ", and ")
+}
+
+// containers names the engines whose containers use the volume, with the commands that list these.
+func (m *EngineMount) containers() string {
+	var list []string
+	for _, engine := range slices.Sorted(maps.Keys(m.countByEngine())) {
+		list = append(list, fmt.Sprintf("a container of %s (%s)", engine, listContainers(engine, m.Volume)))
+	}
+	return cmp.Or(strings.Join(list, " and "), "a container that has ended")
 }
 
 // containerID finds the container's ID in the name of a cgroup of Docker or Podman. The ID of its pod may come before

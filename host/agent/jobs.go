@@ -282,7 +282,7 @@ func (a *Agent) checkHolders(ctx context.Context, plugins []host.PluginID, s Lis
 			for _, h := range v.Holders {
 				if a.otherNode(h.Claim) == "" && matters(v, h) {
 					return registry.Errorf(registry.ErrConflict,
-						"%s holds volume %s of plugin %q: %s; stop that alloc first, or use --force",
+						"%s holds volume %s of plugin %q: %s; stop that first, or use --force",
 						a.describeAlloc(h.Claim.Alloc), v.VolumeName(), plugin, consequence)
 				}
 			}
@@ -299,8 +299,13 @@ func (a *Agent) otherNode(c registry.Claim) host.NodeName {
 	return c.Node
 }
 
-// describeAlloc returns an alloc's ID and job, for messages.
+// describeAlloc returns an alloc's ID and job, for messages. It names the containers that an engine mount is for.
 func (a *Agent) describeAlloc(id host.AllocID) string {
+	for _, m := range a.EngineMounts() {
+		if m.Alloc == id {
+			return m.containers()
+		}
+	}
 	name := "alloc " + short(id)
 	if r := a.record(id); r != nil {
 		name += " of job " + r.Job

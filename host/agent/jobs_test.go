@@ -119,6 +119,10 @@ func TestAPluginInUseIsNotStopped(t *testing.T) {
 		_, user := e.runPluginAndUser()
 		e.setHolder(user.ID, "")
 		e.hasError(e.agent.StopJob(e.Context(), "disk", e.shim, StopOptions{}), registry.ErrConflict, "job user")
+		e.engineMount("a", dockerd)
+		e.setHolder(e.agent.EngineMount("notes").Alloc, "")
+		e.hasError(e.agent.StopJob(e.Context(), "disk", e.shim, StopOptions{}), registry.ErrConflict,
+			"a container of docker (docker ps --filter volume=notes) holds volume")
 		e.setShim(func(s *fakeShim) {
 			s.volumes[0].Holders[0].Claim.Node = "another" // that node has its own instance of the plugin
 		})
