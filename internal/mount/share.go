@@ -71,7 +71,7 @@ func probePropagation(dir string) error {
 		return err
 	}
 	probe := filepath.Join(dir, ".probe")
-	_ = unix.Unmount(probe, unix.UMOUNT_NOFOLLOW) // left by a process that was killed, as the directory may be
+	_ = unix.Unmount(probe, unix.UMOUNT_NOFOLLOW) // a killed process may have left the mount and the directory
 	if err := os.Mkdir(probe, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
