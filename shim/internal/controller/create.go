@@ -393,7 +393,8 @@ func createRequest(inst registry.Instance, s registry.Volume) csi.CreateRequest 
 }
 
 // createChange returns the change that stores the record of a new volume. It refuses a name that another volume of the
-// plugin has, because a plugin returns the same volume for two requests with the same name.
+// plugin has, because a plugin returns the same volume for two requests with the same name. It also refuses a source
+// that has changed since newRecord, because its deletion may have begun.
 func createChange(view registry.View, v registry.Volume) (registry.Change, error) {
 	old, err := storedLike(view, v)
 	if err != nil {
@@ -409,7 +410,7 @@ func createChange(view registry.View, v registry.Volume) (registry.Change, error
 				other.VolumeName(), v.Name, v.Plugin)
 		}
 	}
-	return registry.Change{Put: []registry.Record{v}}, nil
+	return registry.Change{Put: []registry.Record{v}}, checkSource(view, v)
 }
 
 // acceptCreated checks the plugin's response and copies it to v. If only the id is usable, it copies the id alone, so

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"context"
 	"testing"
 
 	"holdfast/registry"
@@ -35,5 +36,32 @@ func TestCreationKeepsADiscardOfAnotherNode(t *testing.T) {
 		if v, _ := d.stored(); v.DeleteWith != "a1" || v.State == registry.VolumeReady || (err == nil) != usable {
 			t.Errorf("usable %v: %s, deleted with %q, %v", usable, v.State, v.DeleteWith, err)
 		}
+	}
+}
+
+// meddling is a vault that calls meddle first.
+type meddling struct {
+	vault
+	meddle func()
+}
+
+func (m meddling) Resolve(
+	ctx context.Context, refs map[string]registry.Secret,
+) (map[string]registry.SecretValue, error) {
+	m.meddle()
+	return m.vault.Resolve(ctx, refs)
+}
+
+// Before a creation is recorded, the deletion of its source may begin, or another source may get the name.
+func TestSourceChangesBeforeItsCopyIsRecorded(t *testing.T) {
+	deleting, other := ready(), ready()
+	deleting.State, other.External = registry.VolumeDeleting, "vol-other"
+	for _, source := range []registry.Volume{deleting, other} {
+		d := open(t, of(registry.CreateDelete, registry.CloneVolume), ready())
+		d.Controller = d.build(d.Plugins, meddling{meddle: func() { d.put(source) }})
+		clone := spec()
+		clone.ID, clone.CloneID, clone.CapacityMax = "copy", name.ID, 0
+		wantErr(t, "", errOf(d.Controller.Create(t.Context(), call, clone)), registry.ErrConflict, "")
+		d.expect()
 	}
 }

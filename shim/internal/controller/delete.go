@@ -38,7 +38,7 @@ func (m *Controller) Delete(ctx context.Context, call registry.Call, name regist
 	return nil
 }
 
-// deletable returns the volume if it may be deleted now. A volume is not deleted while another one is made from it.
+// deletable returns the volume if it may be deleted now.
 func (m *Controller) deletable(ctx context.Context, name registry.VolumeName) (v registry.Volume, err error) {
 	if v, err = m.confirmedVolume(ctx, name, nil); err != nil {
 		return v, err
@@ -48,22 +48,14 @@ func (m *Controller) deletable(ctx context.Context, name registry.VolumeName) (v
 		return v, err
 	}
 	err = registry.Confirm(ctx, m.State, func(view registry.View) error {
-		if v, err = mayDelete(view, name, local); err != nil {
-			return err
-		}
-		for _, other := range view.Aside().Volumes() {
-			fills := v.External != "" && other.Plugin == v.Plugin && other.Source.Volume == v.External
-			if fills && (other.State == registry.VolumeCreating || other.State == registry.VolumeUncertain) {
-				return registry.Errorf(registry.ErrConflict, "volume %s is %s, and is to be filled from volume %s; "+
-					"wait until it is ready, or delete it", other.VolumeName(), other.State, name)
-			}
-		}
-		return nil
+		v, err = mayDelete(view, name, local)
+		return err
 	})
 	return v, err
 }
 
-// mayDelete returns the stored volume, and an error if it must not be deleted. local is as in checkUnused.
+// mayDelete returns the stored volume, and an error if it must not be deleted: it is in use, or a snapshot or another
+// volume is being made from it. local is as in checkUnused.
 func mayDelete(view registry.View, name registry.VolumeName, local []string) (registry.Volume, error) {
 	v, found := view.Volume(name)
 	if !found {
@@ -79,6 +71,13 @@ func mayDelete(view registry.View, name registry.VolumeName, local []string) (re
 		if (processed || snap.State == registry.SnapshotCreating) && slices.Contains(snap.VolumeKeys(), v.VolumeKey()) {
 			return v, registry.Errorf(registry.ErrConflict, "%s of volume %s is %s; wait until it is %s, or delete it",
 				nameOf(snap.SnapshotSpec), name, snap.State, registry.SnapshotReady)
+		}
+	}
+	for _, other := range view.Aside().Volumes() {
+		fills := v.External != "" && other.Plugin == v.Plugin && other.Source.Volume == v.External
+		if fills && (other.State == registry.VolumeCreating || other.State == registry.VolumeUncertain) {
+			return v, registry.Errorf(registry.ErrConflict, "volume %s is %s, and is to be filled from volume %s; "+
+				"wait until it is ready, or delete it", other.VolumeName(), other.State, name)
 		}
 	}
 	return v, checkUnused(view, v, local, "deleted")

@@ -612,5 +612,11 @@ func TestSourcesAreKeptWhileTheyAreNeeded(t *testing.T) {
 	d.put(restoring)
 	wantErr(t, "the source of a clone", d.desk.Controller.Delete(t.Context(), call, name), registry.ErrConflict,
 		"restored is uncertain")
+	discarded := ready()
+	discarded.State, discarded.DeleteWith = registry.VolumeDeleting, "a1"
+	d.put(discarded)
+	_, err := d.desk.tryVolume(t.Context(), name, 0)
+	wantErr(t, "the source of a clone, with its alloc", err, registry.ErrConflict, "restored is uncertain")
 	d.wantJournal()
+	d.desk.expect()
 }

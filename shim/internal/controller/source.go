@@ -42,6 +42,16 @@ func sourceOf(view registry.View, s registry.VolumeSpec) (from registry.Source, 
 		checkSize(s, volume.Capacity, "volume "+name.String())
 }
 
+// checkSource returns an error if a new volume cannot be filled from its source any more.
+func checkSource(view registry.View, v registry.Volume) error {
+	now, _, err := sourceOf(view, v.VolumeSpec)
+	if err == nil && now != v.Source {
+		err = registry.Errorf(registry.ErrConflict, "the source of volume %s was %s, and is now %s; "+
+			"create the volume again", v.VolumeName(), v.Source, now)
+	}
+	return err
+}
+
 func snapshotSource(view registry.View, s registry.VolumeSpec) (from registry.Source, size int64, err error) {
 	name := registry.SnapshotName{Namespace: s.Namespace, ID: registry.SnapshotID(s.SnapshotID)}
 	snap, found := view.Snapshot(name)
