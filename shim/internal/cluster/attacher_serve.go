@@ -10,14 +10,20 @@ import (
 
 // Serve carries out a call of another node's Attacher. It returns an ErrConflict if the call's record is gone or has an
 // answer by the time that Serve holds the volume's lock. It returns an ErrUnsupported if this release does not know the
-// method. A call to provide a volume needs neither lock nor record.
+// method. A call to provide a volume needs no lock of its own, and a record only until the volume is recorded.
 func (a *Attacher) Serve(ctx context.Context, method string, text []byte) error {
 	var r request
 	if err := json.Unmarshal(text, &r); err != nil {
 		return registry.Invalid("request to %s: %w", method, err)
 	}
+	open := func(view registry.View) error {
+		if c, found := view.RemoteCall(idOf(method, text)); !found || c.Done {
+			return registry.Errorf(registry.ErrConflict, "the call was withdrawn")
+		}
+		return nil
+	}
 	if method == provideMethod {
-		_, err := a.Controller.Provide(ctx, r.Call, r.Spec, r.Origin)
+		_, err := a.Controller.ProvideIf(ctx, r.Call, r.Spec, r.Origin, open)
 		return err
 	}
 	unlock, err := a.calls.Locks.Lock(ctx, r.Volume, method+" for node "+string(r.To.Node))
@@ -25,15 +31,8 @@ func (a *Attacher) Serve(ctx context.Context, method string, text []byte) error 
 		return err
 	}
 	defer unlock()
-	open, err := viewed(ctx, a.calls.State, func(view registry.View) bool {
-		c, found := view.RemoteCall(idOf(method, text))
-		return found && !c.Done
-	})
-	if err != nil {
+	if err := a.calls.State.View(ctx, open); err != nil {
 		return err
-	}
-	if !open {
-		return registry.Errorf(registry.ErrConflict, "the call was withdrawn")
 	}
 	if method == attachMethod || method == detachMethod {
 		if err := a.settleOther(ctx, r); err != nil {

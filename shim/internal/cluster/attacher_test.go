@@ -11,6 +11,7 @@ import (
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/controller"
+	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
 )
 
@@ -167,4 +168,64 @@ func TestDetachByForceIsWithdrawn(t *testing.T) {
 			t.Error("it is still attached")
 		}
 	})
+}
+
+// maker is a table with one controller, which makes volumes, and the driver that counts them.
+type maker struct {
+	noPlugins
+	controller.Driver
+	made int
+}
+
+func (m *maker) Find(role registry.Role, _ registry.PluginID) (registry.Instance, bool) {
+	return registry.Instance{InstanceKey: registry.InstanceKey{Role: registry.RoleController, Plugin: "p"},
+		Health:      registry.Health{State: registry.Healthy},
+		Fingerprint: registry.Fingerprint{Capabilities: []registry.Capability{registry.CreateDelete}},
+	}, role == registry.RoleController
+}
+
+func (m *maker) Await(context.Context, registry.Role, registry.PluginID) (registry.Instance, error) {
+	i, _ := m.Find(registry.RoleController, "p")
+	return i, nil
+}
+
+func (m *maker) Create(context.Context, registry.InstanceKey, csi.CreateRequest) (csi.Created, error) {
+	m.made++
+	return csi.Created{VolumeID: "vol"}, nil
+}
+
+// TestWithdrawnCreationMakesNoVolume withdraws a call for a new volume while the executor waits for the volume's lock.
+// The alloc that has asked for the volume has ended, so nobody would delete the volume.
+func TestWithdrawnCreationMakesNoVolume(t *testing.T) {
+	for _, withdrawn := range []bool{false, true} {
+		s, plugin := openStore(t, nil), &maker{}
+		calls := callsOf(s)
+		calls.Plugins = plugin
+		a := &Attacher{Controller: controller.New(calls, plugin, hereOnly{}, hclog.NewNullLogger()), calls: calls}
+		r := request{Spec: volumeOf("vol", "").VolumeSpec}
+		r.Spec.Name, r.Spec.Capabilities = "vol", []registry.VolumeCapability{{Access: registry.SingleNodeWriter}}
+		call, err := newCall(provideMethod, registry.ExecutorKey{Plugin: "p"}, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		registrytest.Put(t, s, call)
+		unlock, err := calls.Locks.Lock(t.Context(), r.Spec.VolumeName(), "a test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		served := make(chan error)
+		go func() { served <- a.Serve(t.Context(), call.Method, call.Request) }()
+		if withdrawn {
+			commit(t, s, registry.Change{Delete: []registry.Key{call.Key()}})
+		}
+		unlock()
+		err = <-served
+		look(t, s, func(v registry.View) {
+			_, found := v.Volume(r.Spec.VolumeName())
+			refused := errors.Is(err, registry.ErrConflict)
+			if found == withdrawn || (plugin.made == 0) != withdrawn || refused != withdrawn {
+				t.Errorf("withdrawn %v: recorded %v, made %d times, %v", withdrawn, found, plugin.made, err)
+			}
+		})
+	}
 }

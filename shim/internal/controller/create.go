@@ -21,13 +21,14 @@ import (
 func (m *Controller) Create(
 	ctx context.Context, call registry.Call, spec registry.VolumeSpec,
 ) (registry.Volume, error) {
-	return m.createFor(ctx, call, spec, registry.Origin{})
+	return m.createFor(ctx, call, spec, attempt{})
 }
 
-// createFor is Create for the create block of a job that from names. If from is zero, there is no such block.
+// createFor is Create, also for the create block of a job.
 func (m *Controller) createFor(
-	ctx context.Context, call registry.Call, spec registry.VolumeSpec, from registry.Origin,
+	ctx context.Context, call registry.Call, spec registry.VolumeSpec, how attempt,
 ) (registry.Volume, error) {
+	how.policy, how.again = intent.PolicyOf(registry.CreateVolumeRPC), resumeBackoff.First
 	spec, err := creatable(spec)
 	if err != nil {
 		return registry.Volume{}, err
@@ -42,9 +43,7 @@ func (m *Controller) createFor(
 		return known, nil
 	}
 	if err == nil {
-		err = m.create(ctx, call, spec, attempt{
-			policy: intent.PolicyOf(registry.CreateVolumeRPC), again: resumeBackoff.First, from: from,
-		})
+		err = m.create(ctx, call, spec, how)
 	}
 	if err != nil {
 		m.Wake()
@@ -215,8 +214,9 @@ func origin(v registry.Volume) string {
 // attempt says how CreateVolume is sent.
 type attempt struct {
 	policy intent.Policy
-	again  time.Duration   // the delay until Run repeats a call whose outcome is uncertain, for display
-	from   registry.Origin // the create block of a job; zero: none
+	again  time.Duration             // the delay until Run repeats a call whose outcome is uncertain, for display
+	from   registry.Origin           // the create block of a job; zero: none
+	wanted func(registry.View) error // returns why no new volume is to be recorded any more; nil: it is wanted
 }
 
 // create sends CreateVolume until its outcome is certain or its policy gives up. It stores the record before the call.
@@ -240,7 +240,7 @@ func (m *Controller) create(ctx context.Context, call registry.Call, spec regist
 	var clash error // a concurrent creation has taken the id, so this volume becomes uncertain
 	err = m.sendTo(ctx, intent.Caller{}, spec, &request.Secrets, intent.Call{
 		Intent: opened, Policy: how.policy, RepeatAfter: how.again,
-		Before: func(view registry.View) (registry.Change, error) { return createChange(view, made) },
+		Before: func(view registry.View) (registry.Change, error) { return createChange(view, made, how.wanted) },
 		Done: func(view registry.View) registry.Change {
 			made.DeleteWith = discardedWith(view, made)
 			if clash = checkIDFree(view, made); clash != nil {
@@ -394,8 +394,8 @@ func createRequest(inst registry.Instance, s registry.Volume) csi.CreateRequest 
 
 // createChange returns the change that stores the record of a new volume. It refuses a name that another volume of the
 // plugin has, because a plugin returns the same volume for two requests with the same name. It also refuses a source
-// that has changed since newRecord, because its deletion may have begun.
-func createChange(view registry.View, v registry.Volume) (registry.Change, error) {
+// that has changed since newRecord, because its deletion may have begun. wanted is as in attempt.
+func createChange(view registry.View, v registry.Volume, wanted func(registry.View) error) (registry.Change, error) {
 	old, err := storedLike(view, v)
 	if err != nil {
 		return registry.Change{}, err
@@ -408,6 +408,11 @@ func createChange(view registry.View, v registry.Volume) (registry.Change, error
 			return registry.Change{}, registry.Errorf(registry.ErrExists,
 				"volume %s already has the name %q at plugin %s; choose another name",
 				other.VolumeName(), v.Name, v.Plugin)
+		}
+	}
+	if wanted != nil {
+		if err := wanted(view); err != nil {
+			return registry.Change{}, err
 		}
 	}
 	return registry.Change{Put: []registry.Record{v}}, checkSource(view, v)
@@ -482,15 +487,4 @@ func checkCreated(c csi.Created, v registry.Volume) error {
 		}
 	}
 	return checkMap("volume context", c.Context)
-}
-
-// sizeText formats the requested size.
-func sizeText(s registry.VolumeSpec) string {
-	switch {
-	case s.CapacityMax == 0:
-		return fmt.Sprintf("at least %d bytes", s.CapacityMin)
-	case s.CapacityMin == 0:
-		return fmt.Sprintf("at most %d bytes", s.CapacityMax)
-	}
-	return fmt.Sprintf("%d to %d bytes", s.CapacityMin, s.CapacityMax)
 }

@@ -153,6 +153,17 @@ func adopted(s registry.VolumeSpec, e csi.Entry) (registry.Volume, error) {
 	return v, nil
 }
 
+// sizeText formats the requested size.
+func sizeText(s registry.VolumeSpec) string {
+	switch {
+	case s.CapacityMax == 0:
+		return fmt.Sprintf("at least %d bytes", s.CapacityMin)
+	case s.CapacityMin == 0:
+		return fmt.Sprintf("at most %d bytes", s.CapacityMax)
+	}
+	return fmt.Sprintf("%d to %d bytes", s.CapacityMin, s.CapacityMax)
+}
+
 // describe returns a volume as its plugin describes it. It calls ControllerGetVolume or, if the plugin lacks that,
 // ListVolumes. For a plugin that has neither, it returns the zero value.
 func (m *Controller) describe(

@@ -16,11 +16,20 @@ import (
 func (m *Controller) Provide(
 	ctx context.Context, call registry.Call, spec registry.VolumeSpec, from registry.Origin,
 ) (registry.Volume, error) {
+	return m.ProvideIf(ctx, call, spec, from, func(registry.View) error { return nil })
+}
+
+// ProvideIf is Provide for a caller whose wish may end meanwhile: then wanted returns an error, and no new volume is
+// recorded.
+func (m *Controller) ProvideIf(
+	ctx context.Context, call registry.Call, spec registry.VolumeSpec, from registry.Origin,
+	wanted func(registry.View) error,
+) (registry.Volume, error) {
 	for {
 		v, err := m.volume(ctx, spec.VolumeName())
 		switch {
 		case errors.Is(err, registry.ErrNotFound):
-			return m.createFor(ctx, call, spec, from)
+			return m.createFor(ctx, call, spec, attempt{from: from, wanted: wanted})
 		case err != nil:
 			return v, err
 		case v.Plugin != spec.Plugin:
@@ -32,7 +41,7 @@ func (m *Controller) Provide(
 		case v.State == registry.VolumeReady || v.Origin != from:
 			return v, nil
 		default:
-			return m.createFor(ctx, call, v.VolumeSpec, from)
+			return m.createFor(ctx, call, v.VolumeSpec, attempt{from: from, wanted: wanted})
 		}
 	}
 }
