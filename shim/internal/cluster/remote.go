@@ -116,6 +116,7 @@ func reusedError(id registry.OperationID, method string) error {
 // stays as it is. Otherwise, if this node is the executor, ask deletes the record and returns true.
 func (r *Remote) ask(ctx context.Context, c registry.RemoteCall, anew bool) (here bool, err error) {
 	_, err = registry.Ensure(ctx, r.state, func(v registry.View) (registry.Change, error) {
+		here = false
 		stored, found := v.RemoteCall(c.ID)
 		// With anew, a stored answer belongs to an earlier call and does not count.
 		asked := found && !(anew && stored.Done)

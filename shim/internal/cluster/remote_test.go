@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -153,6 +154,33 @@ func TestSameCallAgain(t *testing.T) {
 	close(asked)
 	if _, err := asker.Call(ctx, call, UntilDone); err != nil || carriedOut.Load() != 2 {
 		t.Errorf("carried out %d times: %v", carriedOut.Load(), err)
+	}
+}
+
+// TestAnswerArrivesAsTheCallerBecomesTheExecutor stores the answer to a call while the caller, which has become the
+// executor, is about to delete the call's record. The caller takes the answer: the call is not carried out again.
+func TestAnswerArrivesAsTheCallerBecomesTheExecutor(t *testing.T) {
+	client := parallelWithEtcd(t)
+	n := newNode(t, client, "a")
+	call := registry.RemoteCall{ID: "1", Plugin: "p", Method: "echo"}
+	answered := call
+	answered.From, answered.Done = "a", true
+	b := newNode(t, client, "b")
+	var asks atomic.Bool
+	n.kv = withCommit(n.kv, func(_ context.Context, send sendTxn) (*clientv3.TxnResponse, error) {
+		if asks.CompareAndSwap(true, false) {
+			commit(t, b, registry.Change{Put: []registry.Record{answered}})
+		}
+		return send()
+	})
+	a := n.asMember(t)
+	a.await(t, true)()
+	commit(t, b, registry.Change{Put: []registry.Record{call}})
+	a.see(t, "the call", func(v registry.View) bool { return len(v.RemoteCalls()) == 1 })
+	asker := &Remote{state: n.State, executors: a.Executors, log: a.log}
+	asks.Store(true)
+	if here, err := asker.ask(t.Context(), call, false); here || err != nil {
+		t.Errorf("carried out again: %v, %v", here, err)
 	}
 }
 
