@@ -274,13 +274,21 @@ func (l loop) each(do func(dev *os.File, info *unix.LoopInfo64) error) error {
 	return nil
 }
 
-// attach opens the read-only or the writable device. It makes one if there is none.
+// attach opens the read-only or the writable device. It makes one with the flags if there is none. detach has marked a
+// device that is still open for release; without LO_FLAGS_AUTOCLEAR in flags attach takes that back.
 func (l loop) attach(readOnly bool, flags uint32) (*os.File, error) {
 	var open *os.File
 	err := l.each(func(dev *os.File, info *unix.LoopInfo64) (err error) {
-		if open == nil && readOnly == (info.Flags&unix.LO_FLAGS_READ_ONLY != 0) {
-			open, err = os.Open(dev.Name()) // it cannot become another device meanwhile: dev is open
+		if open != nil || readOnly != (info.Flags&unix.LO_FLAGS_READ_ONLY != 0) {
+			return nil
 		}
+		if released := info.Flags & unix.LO_FLAGS_AUTOCLEAR; released&^flags != 0 {
+			info.Flags &^= released
+			if err := unix.IoctlLoopSetStatus64(int(dev.Fd()), info); err != nil {
+				return fmt.Errorf("keep %s: %w", dev.Name(), err)
+			}
+		}
+		open, err = os.Open(dev.Name()) // it cannot become another device meanwhile: dev is open
 		return err
 	})
 	if err != nil || open != nil {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"os"
+	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -96,4 +97,27 @@ func TestRawVolume(t *testing.T) {
 	p.takeDown(id, s, one)
 	step(t, "delete", p.delete(id), codes.OK)
 	m.expectNoVolumes()
+}
+
+// A device that something has open during an unstage stays with the volume if that is staged again. Its number must not
+// go to another volume, whose bytes would then be at the target of this one.
+func TestRawVolumeKeepsItsDevice(t *testing.T) {
+	m, p := runLoopfs(t, loopBackend)
+	raw := blockOf(multi)
+	a, b := p.create("a", raw).VolumeId, p.create("b", raw).VolumeId
+	stageA, stageB, one, two, node := m.staging("a"), m.staging("b"), m.target("one"), m.target("two"), m.target("node")
+	p.bringUp(a, stageA, one, raw)
+	device, err := mounttable.NumberOf(one)
+	must(t, err)
+	must(t, unix.Mknod(node, unix.S_IFBLK|0o600, int(unix.Mkdev(device.Major, device.Minor))))
+	user, err := os.Open(node)
+	must(t, err)
+	p.takeDown(a, stageA, one)
+	p.bringUp(a, stageA, one, raw)
+	must(t, user.Close())
+	p.bringUp(b, stageB, two, raw)
+	must(t, writeDevice(t, one, 0))
+	expectPattern(t, filepath.Join(m.data, "volumes", a, "image"), 0)
+	p.takeDown(a, stageA, one)
+	p.takeDown(b, stageB, two)
 }
