@@ -100,19 +100,24 @@ func (l loop) growUnmounted(ctx context.Context, s store) error {
 // its own tables.
 func nearlyFull(size, fs int64) bool { return size-fs < min(size/32, 8<<20) }
 
-// tool runs a program. Exit codes up to most are success. A program that outlives a killed loopfs works in a directory
-// that is never used again, see store.temporary.
+// tool runs a program. Exit codes up to most are success. The error is ENOSPC if its output says so. A program that
+// outlives a killed loopfs works in a directory that is never used again, see store.temporary.
 func tool(ctx context.Context, most int, command ...string) error {
 	path, err := exec.LookPath(command[0])
 	if err != nil {
 		return status.Errorf(codes.FailedPrecondition, "install %s (e2fsprogs, coreutils): %v", command[0], err)
 	}
-	out, err := exec.CommandContext(ctx, path, command[1:]...).CombinedOutput()
+	cmd := exec.CommandContext(ctx, path, command[1:]...)
+	cmd.Env = append(os.Environ(), "LC_ALL=C") // for the words of ENOSPC
+	out, err := cmd.CombinedOutput()
 	if ctx.Err() != nil {
 		return fmt.Errorf("%s: %w", command[0], context.Cause(ctx))
 	}
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.Exited() && exit.ExitCode() <= most {
 		return nil
+	}
+	if err != nil && bytes.Contains(out, []byte("No space left on device")) {
+		err = unix.ENOSPC
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w: %s", command[0], err, bytes.TrimSpace(out))
