@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -10,18 +12,18 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// A full data directory refuses what needs room with RESOURCE_EXHAUSTED.
+// A full data directory refuses what needs room with RESOURCE_EXHAUSTED, and nothing that makes room.
 func TestFullDataDirectory(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
 		fs := filepath.Join(m.base, "fs")
 		must(t, os.Mkdir(fs, 0o700))
-		must(t, unix.Mount("none", fs, "tmpfs", 0, "size=32m"))
+		must(t, unix.Mount("none", fs, "tmpfs", 0, "size=32m,nr_inodes=100"))
 		defer func() { must(t, unix.Unmount(fs, 0)) }()
 		m.data = filepath.Join(fs, "data")
 		p := m.start("csi", "--backend", backend)
 		defer p.kill()
-		id, s := p.create("a", writer).VolumeId, m.staging("s")
+		id, s, target := p.create("a", writer).VolumeId, m.staging("s"), m.target("t")
 		step(t, "stage", p.stage(id, s, writer), codes.OK)
 		must(t, os.WriteFile(filepath.Join(s, "f"), bytes.Repeat([]byte("x"), 2<<20), 0o600))
 		must(t, onFile(s, func(root *os.File) error { return unix.Syncfs(int(root.Fd())) }))
@@ -35,6 +37,18 @@ func TestFullDataDirectory(t *testing.T) {
 		_, err = p.snapshotGroup("c", id)
 		step(t, "group", err, codes.ResourceExhausted)
 
-		step(t, "unstage", p.unstage(id, s), codes.OK)
+		step(t, "publish", p.publish(id, s, target, writer, false), codes.OK)
+		for i := range 100 {
+			err = os.WriteFile(fmt.Sprint(filler, i), nil, 0o600)
+		}
+		if !errors.Is(err, unix.ENOSPC) {
+			t.Fatal(err)
+		}
+		_, err = p.tryCreate("d", "", 0, 0, writer)
+		step(t, "create", err, codes.ResourceExhausted)
+		p.takeDown(id, s, target)
+		step(t, "stage again", p.stage(id, s, writer), codes.ResourceExhausted)
+		step(t, "delete", p.delete(id), codes.OK)
+		m.expectNoVolumes()
 	})
 }

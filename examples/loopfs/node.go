@@ -201,7 +201,7 @@ func (d *driver) unstage(ctx context.Context, r record) error {
 		}
 	}
 	r.Stage = nil
-	if err := d.save(r); err != nil {
+	if err := d.saveUnmounted(r); err != nil {
 		return err
 	}
 	_, err = d.awaitRelease(ctx, r)
@@ -388,7 +388,7 @@ func (d *driver) forgetTarget(r record, target string) error {
 		return err
 	}
 	delete(r.Stage.Published, target)
-	return d.save(r)
+	return d.saveUnmounted(r)
 }
 
 // NodeUnpublishVolume unmounts a volume from a target path and removes the target.

@@ -97,6 +97,15 @@ func (s store) get(k kind, id string) (record, error) {
 // save replaces a record; on return it is durable.
 func (s store) save(r record) error { return writeRecord(s.dirOf(r.ID), r) }
 
+// saveUnmounted replaces a record after an unmount. On a full disk the old record stays, so that unmounts go on: the
+// mount that it still has counts only if the kernel has it too.
+func (s store) saveUnmounted(r record) error {
+	if err := s.save(r); !errors.Is(err, unix.ENOSPC) {
+		return err
+	}
+	return nil
+}
+
 // writeRecord writes a record as a whole and durably.
 func writeRecord(dir string, r record) error {
 	text, err := json.MarshalIndent(r, "", "  ")
@@ -119,10 +128,14 @@ func rename(from, to string) error {
 
 func syncDir(dir string) error { return onFile(dir, (*os.File).Sync) }
 
-// temporary calls do with a new directory, which is removed afterwards if it still has its name. No other directory
-// ever had that name.
+// temporaryDir returns the name of a temporary directory that no other one ever had.
+func (s store) temporaryDir(id volumeID) string {
+	return fmt.Sprintf("%s.%s.tmp", s.dirOf(id), rand.Text())
+}
+
+// temporary calls do with a new directory, which is removed afterwards if it still has its name.
 func (s store) temporary(id volumeID, do func(dir string) error) error {
-	part := fmt.Sprintf("%s.%s.tmp", s.dirOf(id), rand.Text())
+	part := s.temporaryDir(id)
 	err := os.Mkdir(part, 0o700)
 	if err == nil {
 		err = do(part)
@@ -145,11 +158,15 @@ func (s store) make(id volumeID, fill func(dir string) error) error {
 	return nil
 }
 
-// remove removes a volume, a snapshot or a group with its snapshots.
+// remove removes a volume, a snapshot or a group with its snapshots. It makes no file, because the disk may be full.
 func (s store) remove(id volumeID) error {
+	part := s.temporaryDir(id)
 	err := nothingMounted(s.dirOf(id))
 	if err == nil {
-		err = s.temporary(id, func(dir string) error { return rename(s.dirOf(id), filepath.Join(dir, "removed")) })
+		err = rename(s.dirOf(id), part)
+	}
+	if err == nil {
+		err = discard(part)
 	}
 	if err != nil {
 		return fmt.Errorf("remove %s: %w", id, err)
