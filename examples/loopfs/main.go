@@ -65,7 +65,7 @@ func (o options) check(rest []string) error {
 	case !strings.HasPrefix(o.endpoint, "unix:///"):
 		return fmt.Errorf("endpoint %q: set CSI_ENDPOINT or --endpoint to unix:///path/to/csi.sock", o.endpoint)
 	}
-	return checkText("node id", o.node, 256)
+	return checkID("node id", o.node, 256)
 }
 
 // driver implements all services. It keeps no state in memory.

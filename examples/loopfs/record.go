@@ -120,7 +120,7 @@ func (id volumeID) valid() bool { return madeHere.MatchString(string(id)) }
 // parseID checks an ID of that kind from a request. The error is INVALID_ARGUMENT if no ID may look like that, and
 // NOT_FOUND if loopfs makes no such ID.
 func parseID(k kind, s string) (volumeID, error) {
-	if err := checkText(string(k)+" id", s, 128); err != nil {
+	if err := checkID(string(k)+" id", s, 128); err != nil {
 		return "", err
 	}
 	if id := volumeID(s); id.valid() && id.kind() == k {
@@ -129,22 +129,30 @@ func parseID(k kind, s string) (volumeID, error) {
 	return "", status.Errorf(codes.NotFound, "%s %q was not made by loopfs", k, s)
 }
 
-// checkText refuses an empty, long or hostile string: control characters, slashes, the names of directories.
+// checkText refuses an empty or long string, and one with control characters that CSI bans in names.
 func checkText(what, s string, limit int) error {
+	banned := func(r rune) bool { return unicode.IsControl(r) && !strings.ContainsRune("\t\n\r", r) }
 	switch {
 	case s == "":
 		return status.Errorf(codes.InvalidArgument, "%s is missing", what)
 	case len(s) > limit:
 		return status.Errorf(codes.InvalidArgument, "%s has %d bytes, at most %d are allowed", what, len(s), limit)
-	case !utf8.ValidString(s) || strings.ContainsFunc(s, unicode.IsControl):
+	case !utf8.ValidString(s) || strings.ContainsFunc(s, banned):
 		return status.Errorf(codes.InvalidArgument, "%s holds control characters or is not UTF-8", what)
-	case strings.ContainsAny(s, `/\`), s == ".", s == "..":
-		return status.Errorf(codes.InvalidArgument, "%s %q looks like a path", what, s)
 	}
 	return nil
 }
 
-// checkName checks the name of a new volume, snapshot or group.
+// checkID refuses what checkText refuses, and what looks like a path.
+func checkID(what, s string, limit int) error {
+	err := checkText(what, s, limit)
+	if err == nil && (strings.ContainsAny(s, "/\\\t\n\r") || s == "." || s == "..") {
+		err = status.Errorf(codes.InvalidArgument, "%s %q looks like a path, or has control characters", what, s)
+	}
+	return err
+}
+
+// checkName checks the name of a new volume, snapshot or group. It may look like a path, as only its hash is used.
 func checkName(name string) error { return checkText("name", name, 128) }
 
 // modes maps the supported access modes, those of one node.
