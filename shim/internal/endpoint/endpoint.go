@@ -170,6 +170,9 @@ func newCall(plugin registry.PluginID, fullMethod string, raw *emptypb.Empty) (c
 		}
 		c.volumes = append(c.volumes, registry.VolumeKey{Plugin: plugin, External: id})
 	}
+	if field := targets[m.rpc]; len(text(c.request, field)) > registry.MaxExternalID { // it is part of a record's key
+		return c, registry.Invalid("%s has more than %d bytes", field, registry.MaxExternalID)
+	}
 	slices.SortFunc(c.volumes, func(a, b registry.VolumeKey) int { return cmp.Compare(a.External, b.External) })
 	c.volumes = slices.Compact(c.volumes)
 	return c, nil

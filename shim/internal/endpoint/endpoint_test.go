@@ -280,6 +280,17 @@ func TestUsesAreRecordedUntilTheyEnd(t *testing.T) {
 	}
 }
 
+// A place that no record can have is an error of the client, and the plugin gets no call.
+func TestLongPlaceIsInvalid(t *testing.T) {
+	e := newEnv(t)
+	e.answer = func(context.Context, driver.Passed) (bool, error) { return true, errors.New("called") }
+	long := step{method: "Node/NodePublishVolume", request: &csi.NodePublishVolumeRequest{
+		VolumeId: volume, TargetPath: "/" + strings.Repeat("x", 1<<20)}}
+	if err := e.run(t.Context(), long); !errors.Is(err, registry.ErrInvalid) || len(e.uses()) > 0 {
+		t.Errorf("%.200v, uses %d; want ErrInvalid and no use", err, len(e.uses()))
+	}
+}
+
 // One call ends more uses of a volume than one commit removes. Forget also removes them all.
 func TestManyUsesEnd(t *testing.T) {
 	for name, end := range map[string]func(*env) error{
