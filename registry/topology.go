@@ -16,6 +16,9 @@ func Accessible(volume []Topology, node Topology) bool {
 	return len(volume) == 0 || slices.ContainsFunc(volume, node.has)
 }
 
+// Equal reports whether both have the same segments.
+func (t Topology) Equal(other Topology) bool { return len(t) == len(other) && t.has(other) }
+
 func (t Topology) has(segments Topology) bool {
 	for key, value := range segments {
 		if segment, found := t.segment(key); !found || segment != value {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -87,13 +86,6 @@ func creatable(s registry.VolumeSpec) (registry.VolumeSpec, error) {
 	if s.External != "" {
 		return s, registry.Invalid("volume %s names external_id %q; a volume that exists is registered, not created",
 			s.VolumeName(), s.External)
-	}
-	for _, preferred := range s.Preferred { // CSI TopologyRequirement.preferred
-		same := func(required registry.Topology) bool { return maps.Equal(required, preferred) }
-		if len(s.Required) > 0 && !slices.ContainsFunc(s.Required, same) {
-			return s, registry.Invalid("topology_request of volume %s prefers %s, which required does not list; "+
-				"add it to required, or remove it from preferred", s.VolumeName(), preferred)
-		}
 	}
 	s.Context = nil // the context comes from the plugin's answer
 	return complete(s)
@@ -319,7 +311,7 @@ func (m *Controller) newRecord(
 		if v.Node, err = m.nodeFor(inst, spec); err != nil {
 			return err
 		}
-		if err = m.checkRequired(inst, spec); err == nil {
+		if err = errors.Join(checkPreferred(spec), m.checkRequired(inst, spec)); err == nil {
 			v.Source, v.SourceSize, err = sourceOf(view, v.VolumeSpec)
 		}
 		return err

@@ -18,6 +18,18 @@ func (r *refusals) checkTopology(v registry.Volume, node registry.Instance) {
 	}
 }
 
+// checkPreferred returns an ErrInvalid if topology_request prefers a topology that it does not require (CSI
+// TopologyRequirement.preferred).
+func checkPreferred(s registry.VolumeSpec) error {
+	for _, preferred := range s.Preferred {
+		if len(s.Required) > 0 && !slices.ContainsFunc(s.Required, preferred.Equal) {
+			return registry.Invalid("topology_request of volume %s prefers %s, which required does not list; "+
+				"add it to required, or remove it from preferred", s.VolumeName(), preferred)
+		}
+	}
+	return nil
+}
+
 // checkRequired returns an ErrInvalid if topology_request.required excludes this node, and no other node could use the
 // volume. It returns nil if no node plugin reports its topology.
 func (m *Controller) checkRequired(at registry.Instance, s registry.VolumeSpec) error {

@@ -458,8 +458,9 @@ func TestDeregisteredIsNotCalledDeleted(t *testing.T) {
 
 func TestCreateSendsOnlyWhatWasAnnounced(t *testing.T) {
 	zone := []registry.Topology{{"zone": "a"}}
-	preferring, requiring, newer, elsewhere := spec(), spec(), spec(), spec()
+	preferring, requiring, newer, both, elsewhere := spec(), spec(), spec(), spec(), spec()
 	preferring.Preferred, requiring.Required = zone, zone
+	both.Required, both.Preferred = zone, []registry.Topology{{"ZONE": "a"}}
 	elsewhere.Required, elsewhere.Preferred = zone, []registry.Topology{{"zone": "b"}}
 	newer.Capabilities = []registry.VolumeCapability{{Access: registry.SingleNodeMultiWriter,
 		Attachment: registry.FileSystem}}
@@ -474,6 +475,8 @@ func TestCreateSendsOnlyWhatWasAnnounced(t *testing.T) {
 		{"required topology without it", []registry.Capability{registry.CreateDelete}, requiring,
 			registry.ErrUnsupported},
 		{"required topology", []registry.Capability{registry.CreateDelete, registry.PluginTopology}, requiring, nil},
+		{"required and preferred topology",
+			[]registry.Capability{registry.CreateDelete, registry.PluginTopology}, both, nil},
 		{"preferred topology that is not required",
 			[]registry.Capability{registry.CreateDelete, registry.PluginTopology}, elsewhere, registry.ErrInvalid},
 		{"newer mode without it", []registry.Capability{registry.CreateDelete}, newer, registry.ErrUnsupported},
@@ -493,6 +496,9 @@ func TestCreateSendsOnlyWhatWasAnnounced(t *testing.T) {
 			}
 		})
 	}
+	known := ready()
+	known.Required, known.Preferred = elsewhere.Required, elsewhere.Preferred
+	noErr(t, "a volume that exists", errOf(open(t, of(), known).Controller.Create(t.Context(), call, elsewhere)))
 }
 
 func TestNodeOnlyPluginCannotCreate(t *testing.T) {
