@@ -121,18 +121,29 @@ func TestExpansionOfVolumeInUseIsLeftToPluginWithoutMode(t *testing.T) {
 	}
 }
 
-// The executor of a plugin need not run the node plugin that expands the volume.
+// The executor of a plugin need not run the node plugin that expands the volume. If it does, that one counts: during a
+// roll, those of other nodes may have other capabilities.
 func TestExpansionByTheNodePluginOfAnotherNode(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		there := registry.Node{Name: "n2", State: registry.NodeReady, Plugins: []registry.NodePlugin{{
-			Plugin: key.Plugin, Node: true, Capabilities: []registry.Capability{registry.NodeExpand}}}}
-		d := open(t, of(registry.CreateDelete), madeOf(1<<20), there)
-		d.Clustered, d.Node = true, "n1"
-		v, err := d.Controller.Expand(t.Context(), call, name, upTo(large, 0))
-		if err != nil || v.Expansion.Node != upTo(large, 0) {
-			t.Errorf("%+v, %v", v.Expansion, err)
-		}
-	})
+	for _, here := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			there := registry.NodePlugin{Plugin: key.Plugin, Node: true}
+			plugins := of(registry.CreateDelete)
+			if here {
+				node := with(registry.NodeExpand)
+				node.Role = registry.RoleNode
+				plugins[registry.RoleNode] = node
+			} else {
+				there.Capabilities = []registry.Capability{registry.NodeExpand}
+			}
+			d := open(t, plugins, madeOf(1<<20), registry.Node{Name: "n0", State: registry.NodeReady,
+				Plugins: []registry.NodePlugin{there}})
+			d.Clustered, d.Node = true, "n1"
+			v, err := d.Controller.Expand(t.Context(), call, name, upTo(large, 0))
+			if err != nil || v.Expansion.Node != upTo(large, 0) {
+				t.Errorf("%v: %+v, %v", here, v.Expansion, err)
+			}
+		})
+	}
 }
 
 // both returns a table with a controller that has the capabilities, and a node plugin that has none.

@@ -86,12 +86,12 @@ func (m *Controller) capableController(
 	return inst, err
 }
 
-// awaitNode returns a healthy node instance of the plugin, of any node. If there is none, it waits for one on this
-// node, and fails after roleWait if no task will serve the role here.
+// awaitNode returns a healthy node instance of the plugin, of this node or else of any other. If there is none, it
+// waits for one on this node, and fails after roleWait if no task will serve the role here.
 func (m *Controller) awaitNode(ctx context.Context, id registry.PluginID) (inst registry.Instance, err error) {
 	healthy := false
 	err = m.State.View(ctx, func(view registry.View) error {
-		for _, node := range view.Nodes() {
+		for _, node := range append([]registry.Node{{Name: m.Node}}, view.Nodes()...) {
 			if !healthy {
 				inst, _ = m.nodeInstance(view, node.Name, id)
 				healthy = inst.Health.State == registry.Healthy
