@@ -44,7 +44,6 @@ func (s *Stager) Grow(
 		return n, nil
 	}
 	at, mounted, err := s.expandSite(st, isOpen)
-	mounted = mounted && len(st.claims) > 0
 	switch {
 	case err != nil:
 		return n, fmt.Errorf("expand volume %s on its node: %w", st.volume.VolumeName(), err)
@@ -127,12 +126,13 @@ type site struct {
 }
 
 // expandSite returns where the volume can be expanded on this node, and whether it is mounted there. At a path without
-// a mount, the plugin would expand the file system below. isOpen means that an expansion call is open. The call may be
-// closed only if no mount is left, so the mount of an uncertain stage or publish counts too.
+// a mount, the plugin would expand the file system below. Without a claim of this node no mount counts, because other
+// nodes may use the volume. isOpen means that an expansion call is open. That call is closed if there is no mount, so
+// the mount of an uncertain stage or publish counts too.
 func (s *Stager) expandSite(st state, isOpen bool) (where site, mounted bool, err error) {
 	where, found := s.recordedSite(st, isOpen)
 	switch {
-	case !found:
+	case !found || len(st.claims) == 0:
 	case where.at != where.staged:
 		mounted, err = s.isThere(where.at, where.usage.Attachment != registry.BlockDevice)
 	case isOpen && st.staging.State != registry.MarkDone:

@@ -116,6 +116,22 @@ func TestExpansionWithoutAClaimIsClosed(t *testing.T) {
 	}
 }
 
+// An expansion that is pending without a claim is no work for this node, which would try it again and again.
+func TestExpansionWithoutAClaimIsNotDue(t *testing.T) {
+	inEnv(t, stages+expands, func(t *testing.T, n *env) {
+		n.up("a1", wish{})
+		var claims []registry.Claim
+		n.view(func(v registry.View) { claims = v.Claims(v0) })
+		n.commit(registry.Change{Delete: []registry.Key{claims[0].Key()}})
+		pending := n.expansion()
+		pending.Expansion.Node.Required = 2 * gib
+		if due, err := n.shim.stager.Grows(t.Context(), pending); due || err != nil {
+			t.Errorf("it is due: %v, %v", due, err)
+		}
+		n.put(claims[0])
+	})
+}
+
 // A volume that was expanded while unused is expanded on its node at the next mount, once: after it is staged and
 // before it is published, or after it is published if its plugin does not stage it.
 func TestExpandedWhileUnused(t *testing.T) {
