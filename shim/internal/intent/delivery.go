@@ -53,7 +53,8 @@ func (d *delivery) open(ctx context.Context, before *delivery) error {
 // openChange returns the change that opens the intent, and makes that intent the delivery's own. It fails if the call
 // is not legal now, if this node must not send it, or if Before fails.
 func (d *delivery) openChange(view registry.View) (change registry.Change, err error) {
-	next := d.Intent
+	d.doubt, d.mayRun = false, false // the decision may be made more than once
+	next := requested(d.Intent, d.Intent.At)
 	next.Attempt, next.Outcome, next.Since = 1, registry.OutcomePending, d.Now()
 	executor, err := d.executor(view)
 	if err != nil {

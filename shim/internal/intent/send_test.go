@@ -389,6 +389,48 @@ func TestForgottenCallIsNotSentAgain(t *testing.T) {
 	}
 }
 
+// conflicting is a State in which the first commit conflicts with a change: it is decided once before, and once after.
+type conflicting struct {
+	registry.State
+	change func()
+}
+
+func (c *conflicting) Commit(ctx context.Context, decisions ...registry.Decision) (registry.Seq, error) {
+	if change := c.change; change != nil {
+		c.change = nil
+		_ = c.View(ctx, func(v registry.View) error { _, err := decisions[0](v); return err })
+		change()
+	}
+	return c.State.Commit(ctx, decisions...)
+}
+
+// If the same call is open when a call is decided on, but not any more when that is stored, it is no earlier try.
+func TestCallThatWasClosedMeanwhileIsNoEarlierTry(t *testing.T) {
+	log := registrytest.NewLog(time.Now)
+	c := stage(func(context.Context) error {
+		if open, _, _, _ := look(t, log); open.Code != "" || open.Attempt != 1 {
+			t.Errorf("stored: %+v", open)
+		}
+		return answer("INVALID_ARGUMENT", registry.OutcomeFailed)
+	})
+	open := c.Intent
+	open.Outcome, open.Code, open.Attempt = registry.OutcomeUncertain, "ABORTED", 3
+	registrytest.Put(t, log, open)
+	c.Failed = func(_ registry.View, _ *registry.CallError, clean bool) (none registry.Change) {
+		if !clean {
+			t.Error("the failure counts as one of an earlier try")
+		}
+		return none
+	}
+	_ = send(t.Context(), &conflicting{log, func() {
+		if _, err := log.Commit(t.Context(), func(registry.View) (registry.Change, error) {
+			return registry.Change{Delete: []registry.Key{open.Key()}}, nil
+		}); err != nil {
+			t.Error(err)
+		}
+	}}, c)
+}
+
 // RetryUntil ends the retries of a call. It does not cut off a try that is under way.
 func TestRetryUntilCutsNoCallOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
