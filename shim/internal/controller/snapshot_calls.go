@@ -179,9 +179,14 @@ func (s *Snapshots) finish(ctx context.Context, w *work) error {
 }
 
 // forget removes the record of a new snapshot for which no call was sent. If the record stayed, it would hold up other
-// operations on the volumes.
+// operations on the volumes. With the lock of the snapshot's name, Run sends no call meanwhile.
 func (s *Snapshots) forget(ctx context.Context, w *work) error {
-	_, err := registry.Ensure(ctx, s.volumes.State, func(view registry.View) (change registry.Change, err error) {
+	unlock, err := s.volumes.Locks.Lock(ctx, w.name, "the end of its creation")
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	_, err = registry.Ensure(ctx, s.volumes.State, func(view registry.View) (change registry.Change, err error) {
 		if snap, found := w.find(view); found && snap.State == registry.SnapshotCreating && w.isFresh(snap) {
 			change.Delete = []registry.Key{snap.Key()}
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -619,4 +620,42 @@ func TestSourcesAreKeptWhileTheyAreNeeded(t *testing.T) {
 	wantErr(t, "the source of a clone, with its alloc", err, registry.ErrConflict, "restored is uncertain")
 	d.wantJournal()
 	d.desk.expect()
+}
+
+// slow is a vault whose first answer comes late, and is an error.
+type slow struct {
+	vault
+	asked atomic.Bool
+}
+
+func (s *slow) Resolve(
+	ctx context.Context, refs map[string]registry.Secret,
+) (map[string]registry.SecretValue, error) {
+	if s.asked.Swap(true) {
+		return s.vault.Resolve(ctx, refs)
+	}
+	intent.Sleep(ctx, time.Minute)
+	return nil, registry.Errorf(registry.ErrUnavailable, "the host answers no questions")
+}
+
+// A caller that cannot send its call keeps the record of a snapshot for which Run is sending it meanwhile.
+func TestCallerForgetsNoSnapshotThatRunIsTaking(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := openSnapshots(t, of(registry.CreateSnapshot), answer(snapReady))
+		d.plugin.answers[0].during = func() { time.Sleep(2 * time.Minute) }
+		d.Snapshots.volumes = d.desk.build(d.desk.Plugins, &slow{})
+		ctx, cancel := context.WithCancel(t.Context())
+		ran := make(chan error)
+		created := make(chan error)
+		go func() { created <- errOf(d.Create(t.Context(), call, snapSpec)) }()
+		synctest.Wait()
+		go func() { ran <- d.Snapshots.Run(ctx) }()
+		wantErr(t, "the caller", <-created, registry.ErrUnavailable, "")
+		time.Sleep(3 * time.Minute)
+		if now := d.state(); now.State != registry.SnapshotReady {
+			t.Errorf("%+v", now)
+		}
+		cancel()
+		<-ran
+	})
 }
