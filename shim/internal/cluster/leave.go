@@ -52,26 +52,30 @@ var errNoMember = registry.Errorf(registry.ErrConflict, "this node is a member o
 func (n *Node) leave(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
 	defer cancel()
+	member, err := viewed(ctx, n.State.local, func(v registry.View) string { return n.State.copyIn(v).Member })
+	if err != nil {
+		return err
+	}
+	var name registry.NodeName
+	err = n.State.request(ctx, func(ctx context.Context) (err error) {
+		name, _, err = n.State.nameOf(ctx, member)
+		return err
+	})
+	switch {
+	case err != nil:
+		return n.noAnswer(unavailable(err))
+	case name == "": // another machine has taken the name
+		return nil
+	case name != n.State.node:
+		return n.State.wrongName(name)
+	}
 	running, stop := context.WithCancel(ctx)
 	var copying sync.WaitGroup
 	copying.Go(func() { _ = n.State.Run(running) })
 	defer copying.Wait()
 	defer stop()
 	if err := n.State.awaitReady(ctx); err != nil {
-		return fmt.Errorf("%w; if the cluster is gone for good, add --force --confirm %s", err, n.State.id)
-	}
-	member, err := viewed(ctx, n.State.local, func(v registry.View) string { return n.State.copyIn(v).Member })
-	if err != nil {
-		return err
-	}
-	name, _, err := n.State.nameOf(ctx, member)
-	switch {
-	case err != nil:
-		return unavailable(err)
-	case name == "": // another machine has taken the name
-		return nil
-	case name != n.State.node:
-		return n.State.wrongName(name)
+		return n.noAnswer(err)
 	}
 	var lease clientv3.LeaseID
 	known := false
@@ -95,6 +99,10 @@ func (n *Node) leave(ctx context.Context) error {
 	}
 	return n.forget(ctx, n.State.node, "its operator", "holdfast cluster leave",
 		func(registry.Node) string { return leaveAdvice(n.State.node) })
+}
+
+func (n *Node) noAnswer(err error) error {
+	return fmt.Errorf("%w; if the cluster is gone for good, add --force --confirm %s", err, n.State.id)
 }
 
 // leaveAdvice says how an operator removes the records that depend on a node.

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 
@@ -54,7 +55,11 @@ func TestLeave(t *testing.T) {
 	})
 	for _, name := range []string{"c", "b"} { // no node, and another one
 		a.name = name
+		began := time.Now()
 		leave(a.testNode, `it is member "a"`)
+		if took := time.Since(began); took > leaveTimeout/2 {
+			t.Errorf("the wrong name was refused after %v", took)
+		}
 	}
 	a.name = "a"
 	leave(a.testNode)
