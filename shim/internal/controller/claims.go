@@ -114,7 +114,11 @@ func (l *Claims) Feasible(
 			volume.Plugin, registry.ScopeNode, volume.Node, c.Node)
 	}
 	if node, _ := view.Node(c.Node); node.State != registry.NodeReady && node.State != "" {
-		r.add(registry.InfeasibleNode, "node %s is %s (%s)", c.Node, node.State, node.Reason)
+		why := string(node.State)
+		if node.Reason != "" {
+			why += " (" + node.Reason + ")"
+		}
+		r.add(registry.InfeasibleNode, "node %s is %s", c.Node, why)
 	}
 	if volume.State != registry.VolumeReady {
 		r.add(registry.InfeasibleNotReady, "volume %s is %s; it must be %s to be used", c.Name, volume.State,
