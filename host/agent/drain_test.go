@@ -55,6 +55,9 @@ func TestDrainWaitsForContainers(t *testing.T) {
 				}
 				e.awaitAllEnded()
 				e.hasCount("stop disk", 1)
+				r := e.engineRequest("b", dockerd)
+				e.hasError(e.agent.CheckEnginePlugin(e.Context(), e.shim, r.Plugin, r.Caller), registry.ErrUnavailable,
+					"holdfast node drain --off")
 			})
 		})
 	}

@@ -338,6 +338,8 @@ func (a *Agent) CheckEnginePlugin(ctx context.Context, s Lister, plugin host.Plu
 		return registry.Errorf(registry.ErrUnavailable, "plugin %q runs in a container of %s and is not healthy, and "+
 			"%s may start no container while it waits for a volume; try again when holdfast plugin status shows the "+
 			"plugin healthy", plugin, engine, engine)
+	case len(list.Tasks)+len(list.Instances) == 0 && a.DescribeDrain() != "":
+		return registry.Errorf(registry.ErrUnavailable, "plugin %q is not running: %s", plugin, a.DescribeDrain())
 	case len(list.Tasks)+len(list.Instances) == 0 && !a.runsPlugin("", plugin):
 		return registry.Errorf(registry.ErrUnavailable, "plugin %q is not running; start its job with holdfast job "+
 			"run, or see holdfast plugin status for running plugins", plugin)
