@@ -202,7 +202,7 @@ func TestVolumePluginProtocol(t *testing.T) {
 	p.want("VolumeDriver.Capabilities", "{}", `"Capabilities":{"Scope":"local"}`)
 	p.want("VolumeDriver.Get", `{"Name":"notes"}`, `no volume \"notes\"`)
 	p.want("VolumeDriver.Create", `{"Name":"notes"}`,
-		"podman volume create --driver holdfast -o plugin=PLUGIN -o size=1G notes")
+		"podman volume create --driver p -o plugin=PLUGIN -o size=1G notes")
 	p.want("VolumeDriver.Create", `{"Name":"notes","Opts":{"plugin":"none"}}`, `plugin \"none\" is not running`)
 	p.want("VolumeDriver.Create", `{"Name":"notes","Opts":{"plugin":"disk","size":"1M"}}`, ok)
 	p.want("VolumeDriver.Create", `{"Name":"notes"}`, ok) // once more

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -67,9 +68,15 @@ func (s *Server) checkPlugin(r *http.Request, spec host.VolumeSpec) error {
 	if spec.Plugin == "" {
 		return registry.Invalid("volume %q does not exist, and no plugin is set that creates it; type: %s, or start "+
 			"holdfast agent with --volume-default-plugin PLUGIN", spec.ID, display.Command(caller(r).Name()+
-			" volume create --driver holdfast -o plugin=PLUGIN -o size=1G", string(spec.ID)))
+			" volume create --driver "+driver(r)+" -o plugin=PLUGIN -o size=1G", string(spec.ID)))
 	}
 	return s.agent.CheckEngineController(r.Context(), s.storage, spec.Plugin, spec.Node, caller(r))
+}
+
+// driver returns the name by which Docker knows the driver: that of the socket, as in holdfast.sock.
+func driver(r *http.Request) string {
+	at, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	return display.Quote(strings.TrimSuffix(filepath.Base(at.String()), ".sock"))
 }
 
 // spec returns the volume that the options describe. Unknown options become parameters of the plugin.
