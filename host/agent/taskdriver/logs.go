@@ -114,10 +114,7 @@ func copyLogs(ctx context.Context, h Handle, s Stream, follow bool, to io.Writer
 		if err != nil {
 			return false, err
 		}
-		if err := at.copy(filepath.Join(h.Dir, "logs"), s, to); err != nil {
-			return false, fmt.Errorf("read logs of task %s: %w", h.ID, err)
-		}
-		return ended || !follow, nil
+		return ended || !follow, at.copy(h, s, to)
 	})
 }
 
@@ -139,7 +136,13 @@ type logPosition struct {
 }
 
 // copy copies the output between the position and the current end, and advances the position.
-func (p *logPosition) copy(dir string, s Stream, to io.Writer) error {
+func (p *logPosition) copy(h Handle, s Stream, to io.Writer) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("read logs of task %s: %w", h.ID, err)
+		}
+	}()
+	dir := filepath.Join(h.Dir, "logs")
 	for _, n := range logNumbers(dir, s) {
 		if n < p.number {
 			continue
