@@ -425,7 +425,9 @@ var enginePropagations = map[hooks.Propagation]mount.Propagation{
 
 // setLimits sets the limits of the resources block and of the config.
 func (t Task) setLimits(h *container.HostConfig) {
-	h.CPUShares, h.NanoCPUs = t.Resources.CPU, t.Resources.Cores*1e9
+	if t.Resources.CPU+t.Resources.Cores > 0 {
+		h.CPUShares, h.NanoCPUs = t.Resources.shares(), t.Resources.Cores*1e9
+	}
 	h.Memory = t.Resources.Memory << 20
 	if hardLimit := cmp.Or(t.container.MemoryHardLimit, t.Resources.MemoryMax); hardLimit > 0 {
 		h.MemoryReservation, h.Memory = h.Memory, hardLimit<<20

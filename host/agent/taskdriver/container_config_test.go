@@ -126,6 +126,18 @@ func TestContainerConfigErrors(t *testing.T) {
 	}
 }
 
+// Engines refuse a share out of range, and a container gets the share that the exec driver gives.
+func TestContainerGetsTheShareOfAnExecTask(t *testing.T) {
+	for r, want := range map[Resources]int64{{}: 0, {CPU: 500}: 500, {CPU: 1}: 2, {CPU: 1 << 30}: 262144,
+		{Cores: 2}: 2048} {
+		var h container.HostConfig
+		Task{Resources: r, container: &containerConfig{}}.setLimits(&h)
+		if h.CPUShares != want {
+			t.Errorf("%+v: %d, want %d", r, h.CPUShares, want)
+		}
+	}
+}
+
 // Two tasks of an alloc never share a container, whatever their names.
 func TestContainerNames(t *testing.T) {
 	a, b := containerName("alloc-a b-1"), containerName("alloc-a_b-1")
