@@ -206,6 +206,10 @@ func (c *Client) Logs(ctx context.Context, alloc, task string, o agent.LogOption
 	}
 	defer body.Close()
 	_, err = io.Copy(to, body)
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		return registry.Errorf(registry.ErrUnavailable,
+			"the logs are incomplete, because the agent has ended or could not read the rest; run the command again")
+	}
 	return err
 }
 

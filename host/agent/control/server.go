@@ -311,7 +311,8 @@ func (f *flushWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// streamLogs copies logs. After an error in the middle it aborts the connection, so that the client sees an error too.
+// streamLogs copies logs. After an error in the middle, or if the agent ends, it aborts the connection, so that the
+// client sees an error too.
 func (s *Server) streamLogs(w http.ResponseWriter, r *http.Request) {
 	rec, err := s.agent.Find(r.PathValue("id"))
 	if err != nil {
@@ -329,11 +330,13 @@ func (s *Server) streamLogs(w http.ResponseWriter, r *http.Request) {
 	out := &flushWriter{ResponseWriter: w}
 	err = s.agent.Logs(r.Context(), rec.ID, task, o, out)
 	switch {
-	case err == nil || r.Context().Err() != nil:
+	case err == nil:
 	case !out.started:
 		writeError(w, err)
 	default:
-		s.log.Warn("logs ended early", "alloc", rec.ID, "task", task, "error", err)
+		if r.Context().Err() == nil {
+			s.log.Warn("logs ended early", "alloc", rec.ID, "task", task, "error", err)
+		}
 		panic(http.ErrAbortHandler)
 	}
 }
