@@ -189,6 +189,14 @@ func (a *Agent) StopJob(ctx context.Context, id string, s Lister, o StopOptions)
 	}
 	next := *job
 	next.Stopped, next.Next = true, nil
+	if job.rollOpen() {
+		roll := *job.Roll
+		roll.Ended = time.Now().UTC()
+		if job.Next != nil {
+			roll.Failed = "the job was stopped before the new allocs were healthy"
+		}
+		next.Roll = &roll
+	}
 	publish, write := func() { a.jobs[id] = &next }, entry{jobsBucket, id, &next}
 	if o.Purge {
 		publish, write.value = func() { delete(a.jobs, id) }, nil

@@ -440,6 +440,7 @@ func TestStoppedRollResumesDrainedAllocs(t *testing.T) {
 			t.Errorf("the user waits: %q", why)
 		}
 		e.stopJob("disk", StopOptions{Force: true})
+		e.awaitRoll(RollDone)
 		e.awaitCount("prepared user", 2)
 	})
 }
@@ -470,5 +471,17 @@ func TestChangedJobAfterAStopReplacesThePlugin(t *testing.T) {
 		e.submit(jobOf("/bin/false"))
 		e.awaitCount("start disk/plugin", 2)
 		e.has("released disk", "stop disk/plugin", "start disk/plugin")
+	})
+}
+
+// One of the jobs of a plugin is stopped while both are rolled. Nobody waits for its roll any more.
+func TestRollOfAStoppedJobEnds(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.runTwoJobs()
+		e.rollTwoJobs()
+		e.stopJob("node", StopOptions{})
+		if state := e.roll("node"); state != RollFailed {
+			e.Errorf("the roll is %s", state)
+		}
 	})
 }
