@@ -65,3 +65,20 @@ func TestSourceChangesBeforeItsCopyIsRecorded(t *testing.T) {
 		d.expect()
 	}
 }
+
+// A source that the file names by the plugin's id may have a record, which says that its deletion has begun.
+func TestSourceThatIsBeingDeletedIsNotCopied(t *testing.T) {
+	deleting := ready()
+	deleting.State = registry.VolumeDeleting
+	snap := registry.VolumeSnapshot{SnapshotSpec: snapSpec, Plugin: key.Plugin, Source: key.External,
+		External: "snap-1", State: registry.SnapshotDeleting}
+	for _, change := range []func(*registry.VolumeSpec){
+		func(s *registry.VolumeSpec) { s.CloneExternal = key.External },
+		func(s *registry.VolumeSpec) { s.SnapshotID = snap.External },
+	} {
+		d := open(t, of(registry.CreateDelete, registry.CloneVolume, registry.CreateSnapshot), deleting, snap)
+		wantErr(t, "", errOf(d.Controller.Create(t.Context(), call, filled(change))), registry.ErrConflict,
+			"is being deleted")
+		d.expect()
+	}
+}

@@ -13,8 +13,14 @@ func sourceOf(view registry.View, s registry.VolumeSpec) (from registry.Source, 
 	switch {
 	case s.SnapshotID != "":
 		return snapshotSource(view, s)
-	case s.CloneID == "":
+	case s.CloneExternal != "":
+		known, found := view.VolumeByKey(registry.VolumeKey{Plugin: s.Plugin, External: s.CloneExternal})
+		if found && known.State == registry.VolumeDeleting {
+			return from, 0, errSourceDeleted("clone_external_id", s.CloneExternal, known.VolumeName().String())
+		}
 		return registry.Source{Volume: s.CloneExternal}, 0, nil
+	case s.CloneID == "":
+		return from, 0, nil
 	}
 	name := registry.VolumeName{Namespace: s.Namespace, ID: s.CloneID}
 	volume, found := view.Volume(name)
@@ -57,6 +63,12 @@ func snapshotSource(view registry.View, s registry.VolumeSpec) (from registry.So
 	snap, found := view.Snapshot(name)
 	switch {
 	case !found:
+		for _, known := range view.Snapshots() {
+			deleting := known.State == registry.SnapshotDeleting
+			if deleting && known.Plugin == s.Plugin && known.External == s.SnapshotID {
+				return from, 0, errSourceDeleted("snapshot_id", s.SnapshotID, known.SnapshotName().String())
+			}
+		}
 		return registry.Source{Snapshot: s.SnapshotID}, 0, nil
 	case snap.Plugin != s.Plugin:
 		return from, 0, registry.Invalid(
@@ -86,6 +98,11 @@ func (m *Controller) confirmSnapshot(ctx context.Context, spec registry.VolumeSp
 		return nil
 	}
 	return err
+}
+
+// errSourceDeleted returns the error for a source that the file names by the plugin's id, and whose deletion has begun.
+func errSourceDeleted(field string, id registry.ExternalID, name string) error {
+	return registry.Errorf(registry.ErrConflict, "%s names %q, which is %s and is being deleted", field, id, name)
 }
 
 func errOnOtherNode(what string, node registry.NodeName, s registry.VolumeSpec) error {
