@@ -243,6 +243,10 @@ func (s *swap) activate(ctx context.Context) (err error) {
 	ctx, cancel := withLimit(context.WithoutCancel(ctx), limit)
 	defer cancel()
 	s.report.Generation, err = s.next.activate(ctx, s.handoff)
+	if s.handoff != (handoff{}) && errors.Is(err, errTooLate) {
+		err = fmt.Errorf("%w; if the disk of the state directory is slow, allow swaps to hold calls for longer than "+
+			"%s (--shim-swap-budget, Config.SwapBudget)", err, s.limits.budget)
+	}
 	return err
 }
 

@@ -35,12 +35,6 @@ func (h *Host) SwapAs(ctx context.Context, b Binary, operator string) (SwapRepor
 		By: operator, Began: time.Now(), Path: b.Path, From: h.running.Load().SHA256, Outcome: SwapRefused,
 	}}
 	err := h.swap(ctx, s, b)
-	if s.report.Failed == SwapActivate && errors.Is(err, errTooLate) {
-		advice := fmt.Sprintf("if the disk of %s is slow, allow swaps to hold calls for longer than %s "+
-			"(--shim-swap-budget, Config.SwapBudget)", h.config.StateDir, h.config.SwapBudget)
-		err = fmt.Errorf("%w; %s", err, advice)
-		s.report.Reason += "; " + advice
-	}
 	h.shimState.setSwapStep(s.report, "")
 	h.pruneBinaries()
 	if s.report.Outcome != SwapBaking { // else the supervisor records how it ends

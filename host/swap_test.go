@@ -210,6 +210,9 @@ var swapCases = []struct {
 	{name: "the old one was killed, and the new one cannot activate", old: hangs("release"), next: fails("activate"),
 		failed: SwapActivate, outcome: SwapRolledBack,
 		calls: "hold writes, old quiesce, old release, hold all, old kill, new activate, new kill"},
+	{name: "the old one was killed, and the new one hangs at activate", old: hangs("release"), next: hangs("activate"),
+		failed: SwapActivate, outcome: SwapRolledBack,
+		calls: "hold writes, old quiesce, old release, hold all, old kill, new activate, new kill"},
 	{name: "the new one neither activates nor dies", next: hangs("activate").thatDoNotDie(),
 		failed: SwapActivate, outcome: SwapRolledBack,
 		calls: "hold writes, old quiesce, old release, hold all, new activate, new kill"},
@@ -297,6 +300,10 @@ func TestSwapProtocol(t *testing.T) {
 				}
 				if err != nil && !strings.Contains(err.Error(), "swap: "+string(c.failed)+": ") {
 					t.Errorf("the error does not name its step: %v", err)
+				}
+				ofBudget := errors.Is(err, errTooLate) && !isDead(old) // a larger budget would help
+				if ofBudget != strings.Contains(r.Reason, "--shim-swap-budget") {
+					t.Errorf("the advice of %q", r.Reason)
 				}
 				if c.active != "" && owner != c.active {
 					t.Errorf("%q is active, and %q has the state", c.active, owner)
