@@ -16,6 +16,7 @@ type ShimState struct {
 	Next     time.Time    `json:"next,omitzero"`      // when it is started again
 	Swap     *SwapRunning `json:"swap,omitempty"`     // under way, up to its resume
 	Bakes    time.Time    `json:"bakes,omitzero"`     // until when the previous shim stands by
+	Previous string       `json:"previous,omitempty"` // SHA-256 of the last other binary that was not rolled back
 }
 
 // SwapRunning is a swap that has not ended yet.
@@ -73,6 +74,16 @@ func (s *shimState) setDown(why error, failures int, binary digest, next time.Ti
 		now.Failures, now.Reason = failures, ""
 		if why != nil {
 			now.Reason = why.Error()
+		}
+	})
+}
+
+// setPrevious notes which binary ran before the one that runs. ran has both, newest first.
+func (s *shimState) setPrevious(ran []string) {
+	s.set(func(now *ShimState) {
+		now.Previous = ""
+		if len(ran) > 1 {
+			now.Previous = ran[1]
 		}
 	})
 }

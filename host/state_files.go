@@ -156,6 +156,7 @@ func (h *Host) chooseBinary(ctx context.Context, configured digest) (run, fallba
 // recordActive is recordChoice for a binary that is or was active.
 func (h *Host) recordActive(run, previous digest) {
 	h.choice.noteActive(run.SHA256)
+	h.shimState.setPrevious(h.choice.Ran)
 	h.recordChoice(run, previous)
 }
 

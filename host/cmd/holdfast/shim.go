@@ -83,31 +83,20 @@ and takes over if the new one dies.`,
 func newShimRollback(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: "rollback", Short: "Replace the shim with the previous one",
-		Long: `Replace the shim with the binary that ran before the last swap. The agent keeps
-copies of the last three binaries. A binary that cannot read the state is
-refused before anything stops.`,
+		Long: `Replace the shim with the binary that ran before it, until a swap or an upgrade.
+The agent keeps copies of the last three binaries. A binary that cannot read the
+state is refused before anything stops.`,
 		RunE: func(c *cobra.Command, _ []string) error {
-			list, err := p.client().Swaps(c.Context())
-			if err != nil {
+			now, err := p.client().Shim(c.Context())
+			switch {
+			case err != nil:
 				return err
+			case now.Previous == "":
+				return errors.New("no other shim has run before; to run another binary: holdfast shim swap PATH")
 			}
-			before, err := beforeLast(list)
-			if err != nil {
-				return err
-			}
-			return p.swap(c.Context(), control.SwapRequest{SHA256: before})
+			return p.swap(c.Context(), control.SwapRequest{SHA256: now.Previous})
 		},
 	}
-}
-
-// beforeLast returns the digest of the binary that the last successful swap replaced. list starts with the newest swap.
-func beforeLast(list []host.SwapReport) (string, error) {
-	for _, s := range list {
-		if s.Outcome == host.SwapBaking || s.Outcome == host.SwapCommitted {
-			return s.From, nil
-		}
-	}
-	return "", errors.New("no swap to roll back; to run another binary: holdfast shim swap PATH")
 }
 
 func newShimHistory(p *program) *cobra.Command {
