@@ -41,11 +41,13 @@ a value. No agent is needed. The exit code is 1 if a file is invalid.`,
 			if err != nil {
 				return err
 			}
-			verdicts, err := validate(c.Context(), a, files, p.logger("error"))
-			if err != nil {
-				return err
-			}
-			return writeVerdicts(p, verdicts)
+			return repeatable(func(_ *cobra.Command, ctx context.Context) error {
+				verdicts, err := validate(ctx, a, files, p.logger("error"))
+				if err != nil {
+					return err
+				}
+				return writeVerdicts(p, verdicts)
+			})(c, args)
 		},
 	}
 	v.flags(c)
@@ -70,13 +72,13 @@ func validate(ctx context.Context, a *agentFlags, files []file, log hclog.Logger
 	dir = realPath(dir)
 	h, err := host.Open(ctx, host.Config{StateDir: dir, RunDir: dir + "/run", Shim: binary, File: readForJob,
 		Logger: log})
-	if err != nil {
-		return nil, errors.Join(err, mount.RemoveTree(dir))
+	if err == nil {
+		for _, f := range files {
+			out = append(out, validateFile(ctx, h, drivers, f))
+		}
+		err = errors.Join(context.Cause(ctx), h.Close())
 	}
-	for _, f := range files {
-		out = append(out, validateFile(ctx, h, drivers, f))
-	}
-	err = errors.Join(h.Close(), removeSelfMounts(hooks.Layout{State: dir, Run: dir + "/run"}))
+	err = errors.Join(err, removeSelfMounts(hooks.Layout{State: dir, Run: dir + "/run"}))
 	return out, errors.Join(err, mount.RemoveTree(dir))
 }
 
