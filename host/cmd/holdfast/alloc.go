@@ -78,7 +78,7 @@ func writeAlloc(to io.Writer, a control.Alloc) error {
 		tasks.add(t.Name, t.Driver, t.Plugin, state, t.Attempt, t.Restarts, number(t.PID), exitText(t), t.Reason)
 	}
 	fmt.Fprintln(to)
-	err = errors.Join(err, tasks.write(to, "no tasks"))
+	err = errors.Join(err, tasks.write(to, "no tasks"), writeDriverNotes(to, a.Tasks))
 	if len(a.Volumes) > 0 {
 		fmt.Fprintln(to)
 		err = errors.Join(err, writeUses(to, a.Volumes))
@@ -92,6 +92,21 @@ func writeAlloc(to io.Writer, a control.Alloc) error {
 		err = errors.Join(err, notes.write(to, ""))
 	}
 	return err
+}
+
+// writeDriverNotes writes what the machine does not enforce or provide for the tasks.
+func writeDriverNotes(to io.Writer, tasks []control.Task) error {
+	notes := newTable("TASK", "WARNING")
+	for _, t := range tasks {
+		for _, n := range t.Notes {
+			notes.add(t.Name, n)
+		}
+	}
+	if len(notes.rows) == 1 {
+		return nil
+	}
+	fmt.Fprintln(to)
+	return notes.write(to, "")
 }
 
 func writeUses(to io.Writer, uses []control.AllocVolume) error {

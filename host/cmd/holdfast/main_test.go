@@ -71,7 +71,8 @@ var (
 		Tasks: []control.Task{
 			{Name: "main", Driver: "exec", State: "waiting", Attempt: 2, Restarts: 1, ExitCode: &code,
 				Reason: "exit code 3"},
-			{Name: "csi", Driver: "exec", Plugin: "loopfs", State: "running", Attempt: 1, PID: 77},
+			{Name: "csi", Driver: "exec", Plugin: "loopfs", State: "running", Attempt: 1, PID: 77,
+				Notes: []string{"resources: memory is not limited"}},
 			{Name: "gone", Driver: "raw_exec", State: "dead", Failed: true, Attempt: 1, ExitCode: &code, Signal: 9},
 		},
 		Volumes: []control.AllocVolume{
