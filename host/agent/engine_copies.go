@@ -13,7 +13,7 @@ import (
 )
 
 // engineCopy is the path of the copy of an engine mount's record. An agent that lost its ledger needs it: otherwise the
-// shim would release a volume that containers use. As the copy of an alloc's record, it is not synced to disk.
+// shim would release a volume that containers use. Like the copy of an alloc's record, it is not synced to disk.
 func (a *Agent) engineCopy(id host.VolumeID) string {
 	return filepath.Join(a.config.StateDir, "agent", "engine_mounts", string(id)+".json")
 }
@@ -33,9 +33,10 @@ func (a *Agent) saveEngineCopy(id host.VolumeID, m *EngineMount) {
 	}
 }
 
-// addEngineCopies adds the copied records of volumes that the ledger does not know. It saves copies of the others,
-// which an earlier version has not saved. A copy that cannot be read is left alone: a power cut has damaged it, and
-// ended all containers.
+// addEngineCopies replaces records that the ledger lacks, or has of an earlier mount, by their copies. It then saves a
+// copy of each record: an earlier version saved none. The copy of another mount than the recorded one is newer, because
+// a copy is removed before its record. A copy that cannot be read is ignored: a power cut has damaged it, and ended all
+// containers.
 func (a *Agent) addEngineCopies() error {
 	entries, err := os.ReadDir(filepath.Dir(a.engineCopy("")))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -43,20 +44,21 @@ func (a *Agent) addEngineCopies() error {
 	}
 	for _, e := range entries {
 		name, isCopy := strings.CutSuffix(e.Name(), ".json")
-		id := host.VolumeID(name)
-		if !isCopy || a.engine.known[id] != nil {
+		if !isCopy {
 			continue
 		}
-		m := &EngineMount{}
+		id, m := host.VolumeID(name), &EngineMount{}
 		text, err := os.ReadFile(a.engineCopy(id))
 		if err == nil {
 			err = json.Unmarshal(text, m)
 		}
+		recorded := a.engine.known[id]
 		switch {
+		case err == nil && recorded != nil && recorded.Alloc == m.Alloc:
 		case err != nil || m.Volume != id:
 			a.log.Warn("cannot read the copy of the record of a container engine's mount", "volume", id, "error", err)
 		default:
-			a.log.Warn("agent.db has no record of a container engine's mount; using its copy", "volume", id)
+			a.log.Warn("agent.db has no current record of a container engine's mount; using its copy", "volume", id)
 			a.engine.known[id] = m
 		}
 	}

@@ -35,6 +35,7 @@ var ledgerLosses = map[string]func(path string, old []byte) error{
 // ledger. Both tasks keep running.
 func (e *env) lose(damage func(path string, old []byte) error) (users, plugins *AllocRecord) {
 	e.Helper()
+	e.must(e.agent.setEngineMount("notes", &EngineMount{Volume: "notes", Alloc: "earlier"}))
 	e.kill()
 	old, err := os.ReadFile(ledgerPath(e.dir))
 	e.must(err)
