@@ -140,6 +140,8 @@ func (d *driver) stage(ctx context.Context, r record, at string, u usage) error 
 		return status.Errorf(codes.FailedPrecondition, "volume %s was created for %s, not for %s", r.ID, r.Usage, u)
 	case staged && (r.Stage.Path != at || r.Stage.Usage != u):
 		return status.Errorf(codes.AlreadyExists, "volume %s is staged at %s for %s", r.ID, r.Stage.Path, r.Stage.Usage)
+	case staged && r.Usage.Block: // an unstage on a full disk keeps the record and marks the device for release
+		return d.bytesOf(r).mount(ctx, d.store)
 	case staged:
 		return nil
 	}

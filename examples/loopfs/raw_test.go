@@ -99,25 +99,36 @@ func TestRawVolume(t *testing.T) {
 	m.expectNoVolumes()
 }
 
-// A device that something has open during an unstage stays with the volume if that is staged again. Its number must not
-// go to another volume, whose bytes would then be at the target of this one.
+// A device that something has open during an unstage stays with the volume if that is staged again, also after an
+// unstage on a full disk, which keeps the old record. Its number must not go to another volume, whose bytes would then
+// be at the target of this one.
 func TestRawVolumeKeepsItsDevice(t *testing.T) {
 	m, p := runLoopfs(t, loopBackend)
 	raw := blockOf(multi)
 	a, b := p.create("a", raw).VolumeId, p.create("b", raw).VolumeId
+	record := filepath.Join(m.data, "volumes", a, "meta.json")
 	stageA, stageB, one, two, node := m.staging("a"), m.staging("b"), m.target("one"), m.target("two"), m.target("node")
-	p.bringUp(a, stageA, one, raw)
-	device, err := mounttable.NumberOf(one)
-	must(t, err)
-	must(t, unix.Mknod(node, unix.S_IFBLK|0o600, int(unix.Mkdev(device.Major, device.Minor))))
-	user, err := os.Open(node)
-	must(t, err)
-	p.takeDown(a, stageA, one)
-	p.bringUp(a, stageA, one, raw)
-	must(t, user.Close())
-	p.bringUp(b, stageB, two, raw)
-	must(t, writeDevice(t, one, 0))
-	expectPattern(t, filepath.Join(m.data, "volumes", a, "image"), 0)
-	p.takeDown(a, stageA, one)
-	p.takeDown(b, stageB, two)
+	for _, full := range []bool{false, true} {
+		p.bringUp(a, stageA, one, raw)
+		old, err := os.ReadFile(record)
+		must(t, err)
+		device, err := mounttable.NumberOf(one)
+		must(t, err)
+		must(t, unix.Mknod(node, unix.S_IFBLK|0o600, int(unix.Mkdev(device.Major, device.Minor))))
+		user, err := os.Open(node)
+		must(t, err)
+		must(t, os.Remove(node))
+		p.takeDown(a, stageA, one)
+		if full {
+			must(t, os.WriteFile(record, old, 0o600))
+		}
+		step(t, "stage", p.stage(a, stageA, raw), codes.OK)
+		must(t, user.Close())
+		step(t, "publish", p.publish(a, stageA, one, raw, false), codes.OK)
+		p.bringUp(b, stageB, two, raw)
+		must(t, writeDevice(t, one, 0))
+		expectPattern(t, filepath.Join(m.data, "volumes", a, "image"), 0)
+		p.takeDown(a, stageA, one)
+		p.takeDown(b, stageB, two)
+	}
 }
