@@ -112,6 +112,11 @@ func (a *Agent) Submit(
 	r = a.rollOrReplace(was, r)
 	var placed []*AllocRecord
 	entries := []entry{{jobsBucket, j.ID, r}}
+	for _, al := range a.allocsOf(j.ID) {
+		if !al.State.Ended() && al.ending() { // setDead may not have written that, and updateVersions must know it
+			entries = append(entries, entry{allocsBucket, string(al.ID), al})
+		}
+	}
 	if len(a.allocsOf(j.ID)) == 0 { // one commit for all; otherwise reconcileJob places the allocs
 		var more []entry
 		placed, more = a.newAllocs(r, func(s slot) bool { return !a.isPaused(j.ID, s) })

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -107,25 +108,33 @@ func TestUnwantedSlotsAreRemoved(t *testing.T) {
 }
 
 func TestBatchResubmittedBeforeItsAllocHasEnded(t *testing.T) {
+	complete := func(e *env, r *AllocRecord) { e.exit(r, "main", 0) }
 	for name, c := range map[string]struct {
 		end    func(*env, *AllocRecord)
 		rerun  bool
+		killed bool // the agent, after that
 		starts int
 	}{
-		"complete":           {func(e *env, r *AllocRecord) { e.exit(r, "main", 0) }, false, 1},
-		"complete and rerun": {func(e *env, r *AllocRecord) { e.exit(r, "main", 0) }, true, 2},
-		"failed":             {func(e *env, r *AllocRecord) { e.exit(r, "main", 1) }, false, 2},
-		"stopped":            {func(e *env, _ *AllocRecord) { e.stopJob("work", StopOptions{}) }, false, 2},
+		"complete":           {complete, false, false, 1},
+		"complete and rerun": {complete, true, false, 2},
+		"rerun and killed":   {complete, true, true, 2},
+		"failed":             {func(e *env, r *AllocRecord) { e.exit(r, "main", 1) }, false, false, 2},
+		"stopped":            {func(e *env, _ *AllocRecord) { e.stopJob("work", StopOptions{}) }, false, false, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			withAgent(t, func(e *env) {
 				work := job("work", "batch",
 					withVolumes(tasks("g", task("main", `{"restart":[{"attempts":0,"mode":"fail"}]}`))))
-				e.shim.release = func(host.AllocID) error { time.Sleep(time.Minute); return nil }
+				var killed error
+				e.shim.release = func(host.AllocID) error { time.Sleep(time.Minute); return killed }
 				e.submit(work)
 				c.end(e, e.awaitRunning("work"))
 				e.awaitState("work", AllocReleasing)
 				e.must(e.trySubmit(work, SubmitOptions{Rerun: c.rerun}))
+				if c.killed {
+					killed = context.Canceled
+					e.restart(func() { killed = nil })
+				}
 				time.Sleep(time.Hour)
 				synctest.Wait()
 				e.hasCount("start", c.starts)
