@@ -135,20 +135,25 @@ func (a *Agent) lowestDiscardedRank() int {
 // belongs to the earlier version: the last one was submitted to run it again.
 func (a *Agent) updateVersions(job *JobRecord, allocs []*AllocRecord, want map[slot]string) {
 	for _, r := range allocs {
-		if !r.State.Ended() && !r.ending() && r.Version != job.Version && want[r.slot()] == r.Digest {
+		if r.Version != job.Version && want[r.slot()] == r.Digest && !r.State.Ended() && !r.ending() {
 			_ = a.updateLocked(r.ID, func(r *AllocRecord) { r.Version = job.Version })
 		}
 	}
 }
 
-// ending reports whether the alloc ends whatever its tasks do: it was stopped, or has failed, or its tasks have ended.
+// ending reports whether the alloc ends whatever its tasks do: it was stopped, or has failed, or its leader or all its
+// tasks but the sidecars have ended.
 func (r *AllocRecord) ending() bool {
-	for _, t := range r.Tasks {
-		if t.Failed {
+	ended := true
+	for _, t := range r.Group.Tasks {
+		spec, rec := newTaskSpec(r.JobType, r.Group, t, &Problems{}), r.Tasks[t.Name]
+		dead := rec.State == TaskDead
+		if rec.Failed || dead && spec.leader {
 			return true
 		}
+		ended = ended && (dead || spec.sidecar)
 	}
-	return r.Stop || r.Failed != "" || r.State == AllocReleasing || r.allTasksDead()
+	return ended || r.Stop || r.Failed != "" || r.State == AllocReleasing
 }
 
 // stopLocked orders an alloc to end. The caller holds a.writing.

@@ -143,6 +143,26 @@ func TestBatchResubmittedBeforeItsAllocHasEnded(t *testing.T) {
 	}
 }
 
+// A batch job is submitted again while its alloc, whose task is complete, still stops another task.
+func TestBatchResubmittedWhileItsAllocEnds(t *testing.T) {
+	for main, other := range map[string]string{
+		"":                `{"kill_timeout":"1m","lifecycle":[{"hook":"prestart","sidecar":true}]}`,
+		`{"leader":true}`: `{"kill_timeout":"1m"}`,
+	} {
+		t.Run(main, func(t *testing.T) {
+			withAgent(t, func(e *env) {
+				e.driver.ignoreTerm = true
+				work := job("work", "batch", tasks("g", task("main", main), task("other", other)))
+				e.submit(work)
+				e.exit(e.awaitRunning("work"), "main", 0)
+				synctest.Wait()
+				e.must(e.trySubmit(work, SubmitOptions{Rerun: true}))
+				e.awaitCount("start work/main", 2)
+			})
+		})
+	}
+}
+
 // If a batch job is submitted again unchanged, only allocs that are not complete run again. After a stop or with Rerun,
 // all run again.
 func TestResubmittedBatchRunsWhatIsNotComplete(t *testing.T) {
