@@ -92,7 +92,7 @@ state is refused before anything stops.`,
 			case err != nil:
 				return err
 			case now.Previous == "":
-				return errors.New("no other shim has run before; to run another binary: holdfast shim swap PATH")
+				return errors.New("there is no previous shim; to run another binary: holdfast shim swap PATH")
 			}
 			return p.swap(c.Context(), control.SwapRequest{SHA256: now.Previous})
 		},
