@@ -25,7 +25,7 @@ const (
 	limit = 10 * time.Second
 )
 
-// Read is ReadAll without the line end at the end of the file, which does not count.
+// Read is ReadAll without the line end at the end of the file, which does not count towards Max.
 func Read(ctx context.Context, path string) ([]byte, error) {
 	value, err := process.read(ctx, path)
 	return bounded(bytes.TrimSuffix(value, []byte("\n")), path, err)
