@@ -86,6 +86,7 @@ type Agent struct {
 
 	shuttingDown atomic.Bool   // all allocs are stopped, because the agent ends
 	drained      atomic.Bool   // the node is drained
+	drainKnown   atomic.Bool   // drained is right. Until then nothing is placed, and no pending alloc starts
 	graceOver    chan struct{} // closed when tasks get no more grace; mu guards it
 
 	// writing serializes changes. It is held while records are read, changed, written to disk and published.
@@ -188,17 +189,13 @@ func (a *Agent) Run(ctx context.Context, s Storage) error {
 	defer cancel()
 	var wg sync.WaitGroup
 	wg.Go(func() { a.followPlugins(ctx, s) })
-	drainKnown := make(chan struct{})
-	wg.Go(func() { a.followDrain(ctx, s, sync.OnceFunc(func() { close(drainKnown) })) })
+	known := sync.OnceFunc(func() { a.drainKnown.Store(true); a.wakeRun() })
+	defer time.AfterFunc(pollTimeout, known).Stop() // the shim may not answer
+	wg.Go(func() { a.followDrain(ctx, s, known) })
 	wg.Go(func() { a.followLostVolumes(ctx, s) })
 	wg.Go(func() { a.followRolls(ctx, s) })
 	wg.Go(func() { a.followEngineMounts(ctx, s) })
 	a.wakeRun()
-	select { // a drained node must not start anything
-	case <-drainKnown:
-	case <-time.After(pollTimeout): // the shim does not answer, but running tasks need their runners
-	case <-ctx.Done():
-	}
 	for ctx.Err() == nil && a.failure() == nil {
 		select {
 		case <-a.wake:

@@ -37,6 +37,18 @@ func TestDrainStopsEverythingUntilItEnds(t *testing.T) {
 	})
 }
 
+// The tasks of an earlier agent are adopted before the shim has said whether the node is drained.
+func TestAdoptionDoesNotWaitForTheDrain(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.submit(serviceJob("work", ""))
+		r := e.awaitRunning("work")
+		e.restart(func() { e.shim.slow = time.Second })
+		if now := e.agent.record(r.ID).Tasks["main"]; now.State != TaskRunning {
+			e.Errorf("the task is %s", now.State)
+		}
+	})
+}
+
 // A drain stops a plugin once no container uses its volumes, or at the deadline.
 func TestDrainWaitsForContainers(t *testing.T) {
 	for name, deadline := range map[string]time.Duration{"no deadline": 0, "deadline": time.Minute} {

@@ -228,6 +228,7 @@ type fakeShim struct {
 	waiting []registry.Wait        // of every alloc
 	lost    host.AllocID           // the shim releases its volumes; empty: none
 	node    host.NodeStatus        // the last of nodes
+	slow    time.Duration          // Nodes takes that long
 	jobs    map[host.AllocID]string
 }
 
@@ -397,6 +398,7 @@ func (s *fakeShim) Watch(ctx context.Context, o host.WatchOptions, fn func(host.
 
 // Nodes returns this node. If it has to wait, it waits until the test changes the node.
 func (s *fakeShim) Nodes(ctx context.Context, q host.NodeQuery) ([]host.NodeStatus, host.Seq, error) {
+	sleep(ctx, s.slow, nil)
 	if q.MinIndex > 0 {
 		select {
 		case changed := <-s.nodes:

@@ -29,7 +29,8 @@ func (a *Agent) reconcile(run func(host.AllocID, *alloc)) {
 		a.reconcileJob(a.jobs[id], byJob[id])
 	}
 	for _, r := range a.Allocs() {
-		if al := a.allocs[r.ID]; !al.started && !r.State.Ended() && a.failure() == nil {
+		mayRun := !r.State.Ended() && (r.State != AllocPending || a.drainKnown.Load())
+		if al := a.allocs[r.ID]; !al.started && mayRun && a.failure() == nil {
 			al.started = true
 			run(r.ID, al)
 		}
@@ -68,7 +69,7 @@ func (a *Agent) jobOrder(byJob map[string][]*AllocRecord) []string {
 // here: on a full disk a later reconcile repeats it, and any other error ends Run. The caller holds a.writing.
 func (a *Agent) reconcileJob(job *JobRecord, allocs []*AllocRecord) {
 	want := job.wantedNow()
-	if !a.stopsAll() { // else stopRanks stops all allocs
+	if a.drainKnown.Load() && !a.stopsAll() { // else stopRanks stops all allocs
 		if stop := a.unwanted(job, allocs, want); len(stop) > 0 {
 			_ = a.stopAllLocked(stop, func() {})
 		}
