@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -125,15 +126,20 @@ func TestBatchResubmittedBeforeItsAllocHasEnded(t *testing.T) {
 			withAgent(t, func(e *env) {
 				work := job("work", "batch",
 					withVolumes(tasks("g", task("main", `{"restart":[{"attempts":0,"mode":"fail"}]}`))))
-				var killed error
-				e.shim.release = func(host.AllocID) error { time.Sleep(time.Minute); return killed }
+				var killed atomic.Bool
+				e.shim.release = func(host.AllocID) error {
+					if time.Sleep(time.Minute); killed.Load() {
+						return context.Canceled
+					}
+					return nil
+				}
 				e.submit(work)
 				c.end(e, e.awaitRunning("work"))
 				e.awaitState("work", AllocReleasing)
 				e.must(e.trySubmit(work, SubmitOptions{Rerun: c.rerun}))
 				if c.killed {
-					killed = context.Canceled
-					e.restart(func() { killed = nil })
+					killed.Store(true)
+					e.restart(func() { killed.Store(false) })
 				}
 				time.Sleep(time.Hour)
 				synctest.Wait()
