@@ -94,6 +94,7 @@ func TestAgentKilledInTheMiddle(t *testing.T) {
 				plugin, user := a.pid("fake"), a.pid("user")
 				a.killAgent()
 				a.must(a.startAgent())
+				a.waitUntil("the tasks are adopted", func() bool { return a.pid("fake") != 0 && a.pid("user") != 0 })
 				if a.pid("fake") != plugin || a.pid("user") != user || !alive(plugin) || !alive(user) {
 					t.Errorf("plugin and user were processes %d and %d, and are %d and %d",
 						plugin, user, a.pid("fake"), a.pid("user"))

@@ -86,7 +86,7 @@ var failures = []rollbackCase{
 // first call of a host to an active shim.
 var failuresInBake = []rollbackCase{
 	{name: "exits at once", next: "Callbacks.Serve before exit", step: host.SwapBake, says: exited, active: oldProcess},
-	{name: "freezes soon", next: "serving 100ms freeze", step: host.SwapBake, says: "it gave no answer for",
+	{name: "freezes soon", next: "serving 1s freeze", step: host.SwapBake, says: "it gave no answer for",
 		active: oldProcess},
 	{name: "panics after a call", next: "Volumes.Create after panic", step: host.SwapBake, says: panicked,
 		active: oldProcess},
@@ -107,7 +107,7 @@ func TestRollback(t *testing.T) {
 		"before the commit": {failures,
 			func(c *host.Config) { c.StartTimeout, c.PrepareTimeout = shortLimit, shortLimit }},
 		"in the bake": {failuresInBake, func(c *host.Config) {
-			c.SwapBudget, c.Bake, c.AnswerTimeout = waitLimit, 2*shortLimit, shortLimit
+			c.SwapBudget, c.Bake, c.AnswerTimeout = waitLimit, 3*shortLimit, shortLimit
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

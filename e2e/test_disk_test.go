@@ -18,6 +18,7 @@ import (
 // takes less time than the kernel waits before it writes back data (30 s).
 type testDisk struct {
 	t     *testing.T
+	kind  string // ext4 or xfs
 	dir   string // where it is mounted
 	image string // the device's content
 }
@@ -34,7 +35,7 @@ func newDisk(t *testing.T, kind string, size string) *testDisk {
 		t.Fatal(err)
 	}
 	memory := filepath.Join(dir, "memory")
-	d := &testDisk{t: t, dir: filepath.Join(dir, "d"), image: filepath.Join(memory, "image")}
+	d := &testDisk{t: t, kind: kind, dir: filepath.Join(dir, "d"), image: filepath.Join(memory, "image")}
 	t.Cleanup(func() {
 		d.unmount()
 		unmount(t, memory)
@@ -61,10 +62,15 @@ func (d *testDisk) run(name string, args ...string) {
 	}
 }
 
-// mount mounts the image. The loop device ends with the mount.
+// mount mounts the image. The loop device ends with the mount. The mount namespace of another test may still have the
+// file system that powerUp has unmounted: without nouuid, XFS would refuse the copy beside it.
 func (d *testDisk) mount() {
 	d.t.Helper()
-	d.run("mount", "-o", "loop", d.image, d.dir)
+	options := "loop"
+	if d.kind == "xfs" {
+		options += ",nouuid"
+	}
+	d.run("mount", "-o", options, d.image, d.dir)
 	d.run("mount", "--make-private", d.dir)
 }
 
