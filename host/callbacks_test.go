@@ -102,7 +102,7 @@ func TestSwapFailsNoParseThatWaitsForAFile(t *testing.T) {
 	}
 	w.open()
 	var parses sync.WaitGroup
-	for range 16 {
+	for range 4 {
 		parses.Go(func() {
 			if _, err := w.file(w.ctx(), "/x"); err != nil {
 				t.Error(err)
