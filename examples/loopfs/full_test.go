@@ -12,15 +12,11 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// A full data directory refuses what needs room with RESOURCE_EXHAUSTED, and nothing that makes room.
+// On a full disk, calls that need space fail with RESOURCE_EXHAUSTED, and calls that free space succeed.
 func TestFullDataDirectory(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
-		fs := filepath.Join(m.base, "fs")
-		must(t, os.Mkdir(fs, 0o700))
-		must(t, unix.Mount("none", fs, "tmpfs", 0, "size=32m,nr_inodes=100"))
-		defer func() { must(t, unix.Unmount(fs, 0)) }()
-		m.data = filepath.Join(fs, "data")
+		fs := m.mountData("size=32m,nr_inodes=100")
 		p := m.start("csi", "--backend", backend)
 		defer p.kill()
 		id, s, target := p.create("a", writer).VolumeId, m.staging("s"), m.target("t")

@@ -96,15 +96,10 @@ func TestHealthOfDirectories(t *testing.T) {
 	p.expectHealth("without its directory", id, "DATA_LOSS DirectoryMissing", "DATA_LOSS DirectoryMissing")
 }
 
-// The data directory is on a file system of its own: how full that of the machine is must not matter.
 func TestStorageHealth(t *testing.T) {
 	need(t, dirBackend)
 	m := newMachine(t)
-	fs := filepath.Join(m.base, "fs")
-	must(t, os.Mkdir(fs, 0o700))
-	must(t, unix.Mount("none", fs, "tmpfs", 0, "size=4m"))
-	defer func() { must(t, unix.Unmount(fs, 0)) }()
-	m.data = filepath.Join(fs, "data")
+	fs := m.mountData("size=4m")
 	p := m.start("csi", "--backend", dirBackend)
 	defer p.kill()
 	expect := func(what string, want csi.StorageHealthErrorType) {

@@ -52,6 +52,17 @@ func newMachine(t *testing.T) *machine {
 	return m
 }
 
+// mountData gives the data directory a small file system of its own, mounted at fs. options are those of tmpfs.
+func (m *machine) mountData(options string) (fs string) {
+	m.t.Helper()
+	fs = filepath.Join(m.base, "fs")
+	must(m.t, os.Mkdir(fs, 0o700))
+	must(m.t, unix.Mount("none", fs, "tmpfs", 0, options))
+	m.t.Cleanup(func() { must(m.t, unix.Unmount(fs, 0)) })
+	m.data = filepath.Join(fs, "data")
+	return fs
+}
+
 // cleanUp is the last check of every test: nothing is mounted, and no loop device is left.
 func (m *machine) cleanUp() {
 	for _, point := range slices.Backward(m.mounted()) {
