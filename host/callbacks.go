@@ -86,7 +86,7 @@ func (h *Host) answer(ctx context.Context, req *pb.CallbackRequest) *pb.Callback
 	}()
 	select {
 	case <-returned:
-	case <-ctx.Done(): // a function that goes on regardless must not keep the host from closing
+	case <-ctx.Done(): // Close must not wait for a function that ignores its context
 		return &pb.CallbackReply{Id: req.GetId(), Error: ctx.Err().Error(), Kind: wire.Kind(ctx.Err())}
 	}
 	if err == nil && len(value) > maxAnswer {

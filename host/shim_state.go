@@ -78,7 +78,8 @@ func (s *shimState) setDown(why error, failures int, binary digest, next time.Ti
 	})
 }
 
-// setPrevious notes which binary ran before the one that runs. ran has both, newest first.
+// setPrevious records the previous binary. ran lists the digests of binaries that have run: first the running one, then
+// the one before it.
 func (s *shimState) setPrevious(ran []string) {
 	s.set(func(now *ShimState) {
 		now.Previous = ""

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 )
 
-// hostileText holds strings that must never become ids or parts of paths. gRPC refuses what is not UTF-8.
+// hostileText holds strings that are no IDs and must not become parts of paths. gRPC itself refuses invalid UTF-8.
 var hostileText = []string{
 	"", ".", "..", "/", "../victim", "a/../../victim", "/etc/passwd", "a/b", `a\b`, "a\x00b", "a\nb", "\x7f",
 	strings.Repeat("a", 129), strings.Repeat("../", 60), "../work/victim",

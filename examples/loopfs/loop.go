@@ -279,8 +279,8 @@ func (l loop) each(do func(dev *os.File, info *unix.LoopInfo64) error) error {
 	return nil
 }
 
-// attach opens the read-only or the writable device. It makes one with the flags if there is none. detach has marked a
-// device that is still open for release; without LO_FLAGS_AUTOCLEAR in flags attach takes that back.
+// attach opens the read-only or the writable device. If there is none, it makes one with the flags. If detach has set
+// LO_FLAGS_AUTOCLEAR on a device that was still open, attach clears it again, unless flags has it.
 func (l loop) attach(readOnly bool, flags uint32) (*os.File, error) {
 	var open *os.File
 	err := l.each(func(dev *os.File, info *unix.LoopInfo64) (err error) {

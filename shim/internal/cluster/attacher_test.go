@@ -195,7 +195,7 @@ func (m *maker) Create(context.Context, registry.InstanceKey, csi.CreateRequest)
 }
 
 // TestWithdrawnCreationMakesNoVolume withdraws a call for a new volume while the executor waits for the volume's lock.
-// The alloc that has asked for the volume has ended, so nobody would delete the volume.
+// It was withdrawn because its alloc has ended, so nothing would delete the volume.
 func TestWithdrawnCreationMakesNoVolume(t *testing.T) {
 	for _, withdrawn := range []bool{false, true} {
 		s, plugin := openStore(t, nil), &maker{}
