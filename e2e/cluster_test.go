@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -93,4 +94,47 @@ func TestNodesShareVolumes(t *testing.T) {
 	b.must(b.create("vol-c"))
 	b.must(b.delete("vol-c"))
 	b.stopPlugin(pb)
+}
+
+// TestEachNodeExpandsItsMount expands a volume that two nodes use. Each node plugin expands its own mount once. A third
+// node, which mounts the volume later, has the new size at once.
+func TestEachNodeExpandsItsMount(t *testing.T) {
+	t.Parallel()
+	nodes := newCluster(t, 3, nil, expandCaps...)
+	a := nodes[0]
+	var plugins []*pluginTask
+	for _, e := range nodes {
+		plugins = append(plugins, e.addPlugin("plugin-"+string(e.config.Node), csifake.Monolith))
+	}
+	a.must(a.create("vol"))
+	everywhere := request{source: "vol", mode: manyWriters}
+	for _, e := range nodes[:2] {
+		e.use("user-"+string(e.config.Node), everywhere)
+	}
+	a.must(expand(a.ctx(), a.host, volumeName("vol"), 2<<30))
+	a.waitUntil("two nodes have expanded", func() bool { return len(a.calls("NodeExpandVolume")) == 2 })
+	nodes[2].use("user-node-3", everywhere)
+	for _, e := range nodes {
+		e.swap()
+		e.waitUntil("nothing is pending", func() bool {
+			list, _, err := e.host.Volumes(e.ctx(), host.VolumeQuery{})
+			return err == nil && len(list) == 1 && list[0].Capacity == 2<<30 && !list[0].Expansion.Pending()
+		})
+	}
+	var at []string
+	for _, c := range a.calls("NodeExpandVolume") {
+		at = append(at, c.Instance+" "+codeOf(c))
+	}
+	if slices.Sort(at); !slices.Equal(at, []string{"plugin-node-1 OK", "plugin-node-2 OK"}) {
+		t.Errorf("expanded by %q", at)
+	}
+	for i, e := range nodes {
+		e.must(e.release("user-" + string(e.config.Node)))
+		if i == len(nodes)-1 {
+			a.must(a.delete("vol"))
+		}
+	}
+	for i, e := range nodes {
+		e.stopPlugin(plugins[i])
+	}
 }

@@ -22,9 +22,9 @@ func (h *Host) RegisterVolume(ctx context.Context, s VolumeSpec) (VolumeStatus, 
 }
 
 // ExpandVolume makes a volume larger, at its controller and on this node. If the volume is mounted here, the node
-// expands it at once, else before its next use; Volume.Expansion says what is left to do. A volume that is large enough
-// stays as it is. ErrConflict: the volume is in use, and its plugin expands only unused volumes. ErrInvalid: the volume
-// would have to shrink.
+// expands it at once, else before its next use; Volume.Expansion says what is left to do on this node. Other nodes
+// that have the volume mounted expand it by themselves. A volume that is large enough stays as it is. ErrConflict: the
+// volume is in use, and its plugin expands only unused volumes. ErrInvalid: the volume would have to shrink.
 func (h *Host) ExpandVolume(ctx context.Context, n VolumeName, want CapacityRange) (VolumeStatus, error) {
 	reply, err := call(ctx, h, writes, pb.NewVolumesClient, pb.VolumesClient.Expand, &pb.ExpandVolumeRequest{
 		Call: mutating(), Name: wire.VolumeNameProto(n), RequiredBytes: want.Required, LimitBytes: want.Limit,

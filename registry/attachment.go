@@ -85,6 +85,12 @@ func (e NodeExpansion) Expanded(bytes int64) NodeExpansion {
 	return NodeExpansion{Done: max(e.Done, bytes), Range: e.Range}
 }
 
+// Mounting returns e for a mount that begins now: what the nodes have expanded before is expanded in it.
+func (e NodeExpansion) Mounting(v Volume) NodeExpansion {
+	e.Done = max(e.Done, v.Expansion.NodeDone)
+	return e
+}
+
 // Answers reports whether the plugin completed, or refused for good, the expansion that is pending on the node.
 func (e NodeExpansion) Answers(v Volume) bool {
 	return v.Expansion.Pending() && (e.Done >= v.Expansion.Node.Required || e.Impossible(v))

@@ -17,7 +17,10 @@ type Expansion struct {
 	Usage Usage         `json:"usage,omitzero"` // usage of Asked; zero: none
 	// Node is the size to which the node still has to expand the volume; zero: none.
 	Node CapacityRange `json:"node,omitzero"`
-	// Refused is the code with which the node's plugin refused. Only a status has it (see WithNode), not the record.
+	// NodeDone is the size in bytes of the largest expansion that a node has finished. Each other node that mounted the
+	// volume before has to expand it too (see OnNode).
+	NodeDone int64 `json:"node_done,omitempty"`
+	// Refused is the code with which the node's plugin refused. Only a status has it (see OnNode), not the record.
 	Refused string    `json:"refused,omitempty"`
 	Since   time.Time `json:"since,omitzero"` // when Asked or Node was recorded
 	// RPC, Code and Detail are the plugin's last error; empty: none. A controller's error lasts as long as Asked.
@@ -60,8 +63,18 @@ func (e Expansion) WithoutPending() Expansion {
 	return e
 }
 
-// WithNode returns e for display on a node with the progress n.
-func (e Expansion) WithNode(n NodeExpansion) Expansion {
+// Finished returns e without the expansion pending on the node, which a node has finished.
+func (e Expansion) Finished() Expansion {
+	e.NodeDone = max(e.NodeDone, e.Node.Required)
+	return e.WithoutPending()
+}
+
+// OnNode returns e as it is on a node with the progress n. While the node has the volume mounted, an expansion is still
+// pending there that another node has finished since the mount.
+func (e Expansion) OnNode(n NodeExpansion, mounted bool) Expansion {
+	if !e.Pending() && mounted && n.Done < e.NodeDone {
+		e.Node.Required = e.NodeDone
+	}
 	if !e.Pending() || n.RPC == "" {
 		return e
 	}

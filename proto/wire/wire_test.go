@@ -96,7 +96,8 @@ func TestEveryFieldCrosses(t *testing.T) {
 // The fields of a volume's and an alloc's status that a host uses cross the wire.
 func TestStatusCrosses(t *testing.T) {
 	v := registrytest.FilledWhole[registry.VolumeStatus](t)
-	v.Unattached, v.Expansion.Usage, v.Modification.Earlier = false, registry.Usage{}, nil // for the shim to remember
+	v.Unattached, v.Modification.Earlier = false, nil // for the shim to remember
+	v.Expansion.Usage, v.Expansion.NodeDone = registry.Usage{}, 0
 	for i, a := range v.Attachments {
 		v.Attachments[i] = registry.Attachment{Node: a.Node, NodeID: a.NodeID, State: a.State, Detaching: a.Detaching}
 	}
@@ -110,7 +111,8 @@ func TestStatusCrosses(t *testing.T) {
 	a := registrytest.FilledWhole[registry.AllocStatus](t)
 	a.Sealed, a.Node, a.Release, a.Keep, a.Lost = nil, "", registry.Call{}, false, false
 	for i := range a.Volumes {
-		a.Volumes[i].Intent, a.Volumes[i].Expansion.Usage = shown(a.Volumes[i].Intent), registry.Usage{}
+		use := &a.Volumes[i]
+		use.Intent, use.Expansion.Usage, use.Expansion.NodeDone = shown(use.Intent), registry.Usage{}, 0
 	}
 	same(t, trip(t, a, AllocProto, Alloc), a)
 }

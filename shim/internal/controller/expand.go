@@ -92,7 +92,8 @@ func (m *Controller) largeEnough(
 		return false, err
 	}
 	n, _, err := m.node.Expansion(ctx, v.VolumeKey())
-	return !(e.Pending() && n.Retriable()), err
+	// a refusal is recorded only while the volume is mounted here
+	return !n.Retriable() || !e.OnNode(n, true).Pending(), err
 }
 
 // expandMode says whether the controller or only the node expands volumes, and whether volumes in use are expanded.

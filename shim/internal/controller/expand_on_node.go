@@ -40,7 +40,7 @@ func (m *Controller) finishOnNode(
 				"stop the jobs that use the volume, then expand it", registry.NodeExpandRPC,
 			n.Refused)
 	}
-	return now, v.Expansion.Pending() && (vague || before.Refused == ""), nil
+	return now, vague || before.Refused == "", nil
 }
 
 // growOnNode does the pending expansion on the node if possible, and records the result. again means that an expansion
@@ -68,9 +68,9 @@ func (m *Controller) NodeExpanded(ctx context.Context, key registry.VolumeKey, n
 			v.Expansion.RPC, v.Expansion.Code, v.Expansion.Detail = n.RPC, n.Code, n.Detail
 		case v.ExpandsOnNodeOnly():
 			v.Capacity, e.Done = n.Done, max(e.Done, e.Node.Required)
-			v.Expansion = e.WithoutPending()
+			v.Expansion = e.Finished()
 		default:
-			v.Expansion = e.WithoutPending()
+			v.Expansion = e.Finished()
 		}
 		return registry.Change{Put: []registry.Record{v}}, nil
 	})

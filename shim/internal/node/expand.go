@@ -71,6 +71,11 @@ func (s *Stager) Grow(
 	return n, err
 }
 
+// expansion returns the progress of the volume's expansions as it is on this node.
+func (st state) expansion(v registry.Volume) registry.Expansion {
+	return v.Expansion.OnNode(st.staging.Expanded, len(st.refs) > 0)
+}
+
 // needsGrow reports whether the node has a pending expansion that its plugin has neither done nor refused.
 func needsGrow(st state) bool {
 	e, n := st.volume.Expansion, st.staging.Expanded
@@ -91,7 +96,9 @@ func (s *Stager) Grows(ctx context.Context, v registry.Volume) (bool, error) {
 	if err != nil || st.open.RPC == registry.NodeExpandRPC {
 		return err == nil, err
 	}
-	if st.volume = v; !needsGrow(st) {
+	st.volume = v
+	st.volume.Expansion = st.expansion(v)
+	if !needsGrow(st) {
 		return st.staging.Expanded.Answers(v), nil
 	}
 	if inst, found := s.FindFor(ctx, registry.RoleNode, v.VolumeKey()); found && !stagesAsBefore(inst, st) {
@@ -169,8 +176,8 @@ func (s *Stager) recordedSite(st state, isOpen bool) (where site, found bool) {
 // and is no error.
 func (s *Stager) grow(ctx context.Context, by intent.Caller, st state, where site) error {
 	v, want := st.volume, st.volume.Expansion.Node
-	if n := st.staging.Expanded; n.Range != (registry.CapacityRange{}) && !v.Expansion.Pending() {
-		want = n.Range // the open call asks for a size that is not pending any more
+	if st.open.RPC == registry.NodeExpandRPC {
+		want = st.staging.Expanded.Range // the size of the open call may not be pending any more
 	}
 	secrets, err := s.Resolve(ctx, v.VolumeSpec)
 	if err != nil {

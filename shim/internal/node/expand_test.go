@@ -14,6 +14,7 @@ import (
 	"holdfast/internal/csifake"
 	"holdfast/registry"
 	"holdfast/shim/internal/controller"
+	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
 )
 
@@ -56,7 +57,7 @@ func (n *env) expansion() (v registry.Volume) {
 	n.view(func(view registry.View) {
 		v, _ = view.VolumeByKey(v0)
 		p, _ := view.Staging(v0)
-		v.Expansion = v.Expansion.WithNode(p.Expanded)
+		v.Expansion = v.Expansion.OnNode(p.Expanded, len(view.Refs(v0)) > 0)
 	})
 	return v
 }
@@ -306,6 +307,48 @@ func TestNodeAloneAndAnotherSize(t *testing.T) {
 		n.wantExpansions("next mount", "staging 3")
 		n.wantExpanded(3 * gib)
 	})
+}
+
+// A volume that another node has expanded is expanded here too if it has been mounted since before, once. If the plugin
+// refuses, the volume's status on this node says so.
+func TestExpansionFinishedByAnotherNode(t *testing.T) {
+	for caps, where := range map[string]string{stages: "staging", "": "target"} {
+		inEnv(t, caps+expands, func(t *testing.T, n *env) {
+			elsewhere := func(size int64) {
+				at := registry.InstanceKey{Role: registry.RoleController, Plugin: pluginID, Alloc: n.task.Alloc,
+					Task: n.task.Task}
+				request := csi.ExpandRequest{VolumeID: "x-v0", Range: registry.CapacityRange{Required: size}}
+				if _, err := n.shim.fleet.Expand(t.Context(), at, request); err != nil {
+					t.Fatal(err)
+				}
+				v := n.expansion()
+				v.Capacity, v.Expansion = size, registry.Expansion{Done: size, NodeDone: size}
+				n.put(v)
+				n.shim.volumes.Wake()
+				time.Sleep(time.Minute)
+			}
+			elsewhere(2 * gib)
+			n.up("a1", wish{})
+			n.restart()
+			n.wantExpansions("mounted since then", "controller 2")
+			elsewhere(3 * gib)
+			n.wantExpansions("mounted before", "controller 3", where+" 3")
+			n.up("a2", wish{})
+			n.down("a1")
+			n.restart()
+			n.wantExpansions("expanded")
+			n.fails(expandOnNode, "INTERNAL")
+			elsewhere(4 * gib)
+			n.wantExpansions("refused", "controller 4", where+" 4")
+			if e := n.expansion().Expansion; !e.Pending() || e.Refused != "INTERNAL" {
+				t.Errorf("the status shows %+v", e)
+			}
+			n.script()
+			n.mustExpand(4 * gib)
+			n.wantExpansions("a person asks", where+" 4")
+			n.wantExpanded(4 * gib)
+		})
+	}
 }
 
 // The node plugin is asked only at a path with a mount. Elsewhere it would expand the file system below.

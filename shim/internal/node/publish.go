@@ -209,7 +209,13 @@ func (s *Stager) publishChange(
 		return registry.Change{}, conflict("volume %s is already published for the request with another usage: %s, "+
 			"not %s", v.VolumeName(), old.Usage, r.Usage)
 	}
-	return registry.Change{Put: []registry.Record{r}}, nil
+	change := registry.Change{Put: []registry.Record{r}}
+	if n := p.Expanded.Mounting(v); !stages && n != p.Expanded && !s.publishedForOther(view, r) {
+		p = stagingOf(view, v)
+		p.Expanded = n
+		change.Put = append(change.Put, p)
+	}
+	return change, nil
 }
 
 // CheckUnused returns ErrConflict while a process with another mount namespace uses the volume that is published for

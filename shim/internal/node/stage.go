@@ -175,6 +175,7 @@ func (s *Stager) stageChange(
 			v.VolumeName(), p.Usage)
 	}
 	p.State, p.Stages, p.Usage, p.Path, p.Boot = registry.MarkSent, true, u, at, s.machine.Boot()
+	p.Expanded = p.Expanded.Mounting(v)
 	return registry.Change{Put: []registry.Record{p}}, nil
 }
 

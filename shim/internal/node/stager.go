@@ -65,6 +65,7 @@ func (s *Stager) stateOf(view registry.View, key registry.VolumeKey) state {
 	st.claims = slices.DeleteFunc(view.Claims(key), func(c registry.Claim) bool { return c.Node != s.Node })
 	st.volume, _ = view.VolumeByKey(key)
 	st.staging, _ = view.Staging(key)
+	st.volume.Expansion = st.expansion(st.volume)
 	st.open, _ = view.NodeIntent(key)
 	st.attachment, _ = view.Attachment(registry.AttachmentKey{Volume: key, Node: s.Node})
 	return st

@@ -44,15 +44,15 @@ func allocStatus(v registry.View, al registry.Alloc, claims []registry.Claim) re
 		}
 		if vol, ok := v.VolumeByKey(c.Volume); ok {
 			use.Health = vol.Health
-			if vol.Expansion.Pending() || vol.Expansion.Open() {
-				use.Expansion = vol.Expansion
+			p, _ := v.Staging(c.Volume)
+			if e := vol.Expansion.OnNode(p.Expanded, len(v.Refs(c.Volume)) > 0); e.Pending() || e.Open() {
+				use.Expansion = e
 			}
 		}
 		at, _ := v.Attachment(registry.AttachmentKey{Volume: c.Volume, Node: c.Node})
 		use.Attach = at.State
 		if p, ok := v.Staging(c.Volume); ok {
 			use.Stage, use.Health.Node = p.State, p.Condition
-			use.Expansion = use.Expansion.WithNode(p.Expanded)
 		}
 		if in, ok := registry.OpenIntent(v, c.Volume); ok {
 			use.Intent = &in
@@ -177,7 +177,7 @@ func volumeStatus(v registry.View, vol registry.Volume, waits []registry.Wait) r
 	out.Attachments = v.Attachments(vol.VolumeKey())
 	out.Staging, _ = v.Staging(vol.VolumeKey())
 	out.Health.Node = out.Staging.Condition
-	out.Expansion = vol.Expansion.WithNode(out.Staging.Expanded)
+	out.Expansion = vol.Expansion.OnNode(out.Staging.Expanded, len(v.Refs(vol.VolumeKey())) > 0)
 	if in, ok := registry.OpenIntent(v, vol.VolumeKey()); ok {
 		out.Intent = &in
 	}
