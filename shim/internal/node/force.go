@@ -80,7 +80,7 @@ func (a *Allocs) forceSteps(ctx context.Context, id registry.AllocID) (steps []r
 	var claims []registry.Claim
 	err = a.State.View(ctx, func(v registry.View) error {
 		al, _ = v.Alloc(id)
-		claims = a.claimsOf(v, id)
+		claims = a.claimsToRelease(v, id)
 		return nil
 	})
 	switch {

@@ -206,6 +206,19 @@ func TestForceReleaseKeepsTheVolumeOfALostAlloc(t *testing.T) {
 	})
 }
 
+// Another node may release the claim of a volume that is still mounted here. The release of that mount by force needs a
+// confirmation too.
+func TestForceReleaseConfirmsAMountWithoutAClaim(t *testing.T) {
+	inGone(t, []registry.AllocID{"a1"}, withPart, func(t *testing.T, n *env) {
+		n.shim.allocs.AwaitAdmitted = func(context.Context, func(string)) error { return nil }
+		n.commit(registry.Change{Delete: []registry.Key{claimOf("a1").ClaimRecord()}})
+		_ = n.tryDown("a1")
+		_, err := n.shim.allocs.ForceRelease(n.shim.ctx, "a1", registry.Force{By: operator})
+		wantErr(t, err, registry.ErrDenied, "NodeUnpublishVolume of volume v0")
+		noErr(t, n.force("a1"))
+	})
+}
+
 // If the plugin answers, only failing calls are skipped.
 func TestForceReleaseSendsWhatStillSucceeds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
