@@ -20,8 +20,8 @@ var errForced = errors.New("the release continues by force")
 // ForceRelease ends the release of an alloc whose volumes cannot be released because a plugin or its backend is gone
 // for good. It sends each call that it can. It skips calls that fail or have no healthy plugin, and unmounts mounts
 // that nothing uses. A mount in use stays: ErrConflict names its users. f.Confirm is the ID of the alloc. The release
-// must have begun. Like any release, it continues after a restart. ForceRelease returns the planned steps; with
-// f.DryRun it does nothing else.
+// must have begun, and an alloc that has lost its volumes must have been stopped. Like any release, it continues after
+// a restart. ForceRelease returns the planned steps; with f.DryRun it does nothing else.
 func (a *Allocs) ForceRelease(
 	ctx context.Context, id registry.AllocID, f registry.Force,
 ) ([]registry.ReleaseStep, error) {
@@ -91,6 +91,8 @@ func (a *Allocs) forceSteps(ctx context.Context, id registry.AllocID) (steps []r
 	case al.State != registry.AllocReleasing:
 		return nil, conflict("alloc %s is %s; stop it first: only a release that has begun is ended by force", id,
 			al.State)
+	case al.Lost:
+		return nil, conflict("alloc %s has lost its volumes, but its tasks may still use them; stop it first", id)
 	}
 	released := map[registry.ClaimKey]bool{} // by earlier steps, and by those of the current claim
 	going := map[string]bool{}               // unmounted by earlier steps

@@ -206,6 +206,19 @@ func TestForceReleaseKeepsTheVolumeOfALostAlloc(t *testing.T) {
 	})
 }
 
+// The tasks of an alloc that has lost its volumes may still run. Its release is not forced before the host ends it.
+func TestForceReleaseOfALostAllocNeedsItsStop(t *testing.T) {
+	inEnv(t, attaches+stages, func(t *testing.T, n *env) {
+		n.up("a1", wish{})
+		n.machine.setUser(targetOf("a1"), "a container has it at /data")
+		noErr(t, n.shim.allocs.Lose(t.Context(), "fenced"))
+		time.Sleep(time.Minute)
+		n.rpcs()
+		wantErr(t, n.force("a1"), registry.ErrConflict, "stop it first")
+		n.want("while a container uses the volume")
+	})
+}
+
 // Another node may release the claim of a volume that is still mounted here. The release of that mount by force needs a
 // confirmation too.
 func TestForceReleaseConfirmsAMountWithoutAClaim(t *testing.T) {
