@@ -59,7 +59,7 @@ func (a *Allocs) holders(v registry.View) map[registry.AllocID]bool {
 // awaitAdmitted waits until volumes may be claimed and mounted on this node. It does not wait if a volume is already
 // published for the request.
 func (req *request) awaitAdmitted(ctx context.Context, g hooks.AllocGroup) error {
-	if req.AwaitAdmitted == nil {
+	if !req.clustered() {
 		return nil
 	}
 	var published bool

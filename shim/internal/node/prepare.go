@@ -34,7 +34,7 @@ type Allocs struct {
 	host       Host
 	logger     hclog.Logger
 	// AwaitAdmitted waits until volumes may be staged and published on this node. It calls waits with what it waits
-	// for. nil: they always may.
+	// for. nil: they always may, because there is no cluster.
 	AwaitAdmitted func(ctx context.Context, waits func(what string)) error
 
 	workers workers
@@ -71,6 +71,9 @@ func NewAllocs(calls intent.Calls, c Controller, s *Stager, h Host, logger hclog
 		busy: map[registry.AllocID]*work{}, unclaimed: map[registry.VolumeKey]bool{},
 	}
 }
+
+// clustered reports whether other nodes use the same volumes.
+func (a *Allocs) clustered() bool { return a.AwaitAdmitted != nil }
 
 // Run releases allocs and unclaimed volumes until ctx ends. It resumes the releases that an earlier shim began.
 func (a *Allocs) Run(ctx context.Context) error {

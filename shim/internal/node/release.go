@@ -169,7 +169,7 @@ func (a *Allocs) releaseClaims(ctx context.Context, id registry.AllocID) {
 // whose volume is still mounted here. claimsToRelease adds such claims from the refs.
 func (a *Allocs) claimsToRelease(v registry.View, id registry.AllocID) []registry.Claim {
 	claims := a.claimsOf(v, id)
-	if a.AwaitAdmitted == nil {
+	if !a.clustered() {
 		return claims // no other node releases them
 	}
 	for _, r := range v.AllRefs() {
@@ -187,7 +187,7 @@ func (a *Allocs) claimsToRelease(v registry.View, id registry.AllocID) []registr
 // same ID.
 func (a *Allocs) claimsOf(v registry.View, id registry.AllocID) []registry.Claim {
 	return slices.DeleteFunc(v.ClaimsOf(id), func(c registry.Claim) bool {
-		return a.AwaitAdmitted != nil && c.Node != a.host.Node
+		return a.clustered() && c.Node != a.host.Node
 	})
 }
 
@@ -414,11 +414,12 @@ func (req *request) unclaimChange(v registry.View) (registry.Change, error) {
 	return req.controller.UnclaimChange(v, req.key, true)
 }
 
-// forgetAllocChange returns the forgetChange of the alloc. The change is empty unless this was the alloc's last claim
-// and no volume is to be discarded.
+// forgetAllocChange returns the forgetChange of the alloc, which saves the commit of endRelease. The change is empty
+// unless this was the alloc's last claim and no volume is to be discarded. In a cluster it is always empty, because a
+// claim may still be granted (SettleClaims).
 func (req *request) forgetAllocChange(v registry.View) (registry.Change, error) {
 	al, known := v.Alloc(req.key.Alloc)
-	if !known || al.Lost || al.State != registry.AllocReleasing || len(req.claimsOf(v, al.ID)) > 0 ||
+	if req.clustered() || !known || al.Lost || al.State != registry.AllocReleasing || len(req.claimsOf(v, al.ID)) > 0 ||
 		len(req.requestsToDiscard(al)) > 0 {
 		return registry.Change{}, nil
 	}

@@ -152,6 +152,36 @@ func TestReleaseLeavesClaimsOfOtherNodes(t *testing.T) {
 	})
 }
 
+// unsettled is a Controller whose commits have no certain outcome before settled is closed.
+type unsettled struct {
+	Controller
+	settled chan struct{}
+}
+
+func (u unsettled) SettleClaims(context.Context) error {
+	<-u.settled
+	return nil
+}
+
+// etcd may still grant a claim of a Prepare that was cancelled. The alloc's record stays until that is known, so that a
+// killed shim finds the claim again.
+func TestAllocIsRecordedUntilItsClaimsAreSettled(t *testing.T) {
+	inEnv(t, attaches+stages, func(t *testing.T, n *env) {
+		allocs := n.shim.allocs
+		allocs.AwaitAdmitted = func(context.Context, func(string)) error { return nil }
+		claims := unsettled{allocs.controller, make(chan struct{})}
+		allocs.controller = claims
+		n.up("a1", wish{})
+		n.async(func() { n.down("a1") })
+		n.view(func(v registry.View) {
+			if _, known := v.Alloc("a1"); !known || len(v.AllRefs()) > 0 {
+				t.Errorf("before the claims are settled: alloc known: %v, refs: %v", known, v.AllRefs())
+			}
+		})
+		close(claims.settled)
+	})
+}
+
 // viewed calls after at the end of each view.
 type viewed struct {
 	registry.State
