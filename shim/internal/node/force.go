@@ -126,7 +126,7 @@ func (a *Allocs) abort(id registry.AllocID) {
 	w := a.busy[id]
 	a.mu.Unlock()
 	if w != nil && w.release {
-		w.abort(errForced)
+		w.abort()
 		<-w.done
 	}
 }

@@ -47,13 +47,17 @@ type Allocs struct {
 
 // work is a running Prepare or release.
 type work struct {
-	release  bool
-	stopped  atomic.Bool // a Release has ended this Prepare
-	cancel   context.CancelCauseFunc
-	abort    context.CancelCauseFunc // of a release; the next release begins anew
-	done     chan struct{}
-	endCause error // why the release ended before it was done. Readable once done is closed
-	kept     bool  // the release has kept the alloc's record for the host. Readable once done is closed
+	release bool
+	done    chan struct{} // closed at its end
+
+	// of a Prepare
+	cancel  context.CancelCauseFunc
+	stopped atomic.Bool // a Release has cancelled it
+
+	// of a release
+	abort    context.CancelFunc // ends it, so that a release by force can begin
+	endCause error              // why it ended before it was done. Readable once done is closed
+	kept     bool               // it has kept the alloc's record for the host. Readable once done is closed
 }
 
 // Host describes the host, as reported by Hello.
@@ -213,43 +217,54 @@ func releasedError(id registry.AllocID) error {
 // beginPrepare waits until no other Prepare runs for the alloc, and makes this one cancellable by a Release. A Release
 // during the wait cancels it too.
 func (a *Allocs) beginPrepare(ctx context.Context, id registry.AllocID) (context.Context, func(), error) {
-	for {
-		a.mu.Lock()
-		other := a.busy[id]
-		if other == nil {
-			break // a.mu stays locked
-		}
-		releasing := other.release
-		a.mu.Unlock()
-		if releasing {
-			return nil, nil, releasedError(id)
-		}
-		select {
-		case <-other.done:
-		case <-ctx.Done():
-			return nil, nil, fmt.Errorf("wait for an earlier call for alloc %s: %w", id, context.Cause(ctx))
-		}
-		if other.stopped.Load() {
-			return nil, nil, releasedError(id)
+	preparing, cancel := context.WithCancelCause(ctx)
+	w := &work{cancel: cancel, done: make(chan struct{})}
+	for other := a.addWork(id, w); other != nil; other = a.addWork(id, w) {
+		if err := other.awaitPrepare(ctx, id); err != nil {
+			cancel(nil)
+			return nil, nil, err
 		}
 	}
+	return preparing, func() { cancel(nil); a.endWork(id, w) }, nil
+}
+
+// addWork makes w the work of the alloc, unless there is other work, which it returns.
+func (a *Allocs) addWork(id registry.AllocID, w *work) (other *work) {
+	a.mu.Lock()
 	defer a.mu.Unlock()
-	ctx, cancel := context.WithCancelCause(ctx)
-	w := &work{cancel: cancel, done: make(chan struct{})}
-	a.busy[id] = w
-	return ctx, func() { cancel(nil); a.endWork(id, w) }, nil
+	if other = a.busy[id]; other == nil {
+		a.busy[id] = w
+	}
+	return other
+}
+
+// awaitPrepare waits for the end of another Prepare of the alloc. It returns an error if w is a release, or if a
+// Release has stopped w.
+func (w *work) awaitPrepare(ctx context.Context, id registry.AllocID) error {
+	if w.release {
+		return releasedError(id)
+	}
+	select {
+	case <-w.done:
+	case <-ctx.Done():
+		return fmt.Errorf("wait for an earlier call for alloc %s: %w", id, context.Cause(ctx))
+	}
+	if w.stopped.Load() {
+		return releasedError(id)
+	}
+	return nil
 }
 
 // stopPrepare cancels the running Prepare of the alloc, if any.
 func (a *Allocs) stopPrepare(id registry.AllocID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if w := a.busy[id]; w != nil {
+	if w := a.busy[id]; w != nil && !w.release {
 		w.stop()
 	}
 }
 
-// stop cancels a Prepare because of a Release. It does nothing to a release.
+// stop cancels a Prepare because of a Release.
 func (w *work) stop() {
 	w.stopped.Store(true)
 	w.cancel(errReleased)
@@ -335,9 +350,7 @@ func (req *request) mountRequest(
 		return at, err
 	}
 	defer unlock()
-	if err := req.settle(ctx, func(open registry.Intent) bool {
-		return req.madeOpenCall(open) && open.RPC == registry.NodePublishRPC
-	}); err != nil {
+	if err := req.settleForMount(ctx); err != nil {
 		return at, err
 	}
 	return req.mount(ctx, vol, claim.Usage, node)

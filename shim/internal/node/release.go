@@ -25,9 +25,9 @@ func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.Al
 	if err != nil || !known {
 		return err
 	}
-	var w *work
 	for {
-		if w = a.startRelease(id); w == nil {
+		w := a.startRelease(id)
+		if w == nil {
 			return registry.Errorf(registry.ErrUnavailable, "alloc %s will be released by the next shim: this one ends",
 				id)
 		}
@@ -35,21 +35,19 @@ func (a *Allocs) Release(ctx context.Context, call registry.Call, id registry.Al
 		case <-w.done:
 		case <-ctx.Done():
 		}
-		endedEarly := ctx.Err() == nil && (w.kept || errors.Is(w.endCause, errForced))
-		if !endedEarly {
-			break
+		switch {
+		case intent.Released(ctx): // the host calls the next shim, so what the release waits for does not matter
+			return fmt.Errorf("alloc %s is still being released: %w", id, context.Cause(ctx))
+		case ctx.Err() != nil:
+			return fmt.Errorf("alloc %s is still being released in the background: %w", id,
+				errors.Join(context.Cause(ctx), a.releaseWaits(ctx, id)))
+		case w.kept, errors.Is(w.endCause, errForced):
+			continue // another release follows: the one for this call, or the one by force
+		case w.endCause != nil: // the shim ends, and ctx will end too
+			return fmt.Errorf("alloc %s is still being released: %w", id, w.endCause)
 		}
+		return a.answerReleased(ctx, call, id)
 	}
-	switch {
-	case intent.Released(ctx): // the host calls the next shim, so what the release waits for does not matter
-		return fmt.Errorf("alloc %s is still being released: %w", id, context.Cause(ctx))
-	case ctx.Err() != nil:
-		return fmt.Errorf("alloc %s is still being released in the background: %w", id,
-			errors.Join(context.Cause(ctx), a.releaseWaits(ctx, id)))
-	case w.endCause != nil: // the shim ends, and ctx will end too
-		return fmt.Errorf("alloc %s is still being released: %w", id, w.endCause)
-	}
-	return a.answerReleased(ctx, call, id)
 }
 
 // recordRelease records that the alloc is being released. From then on the release continues until it is done. The
@@ -80,8 +78,8 @@ func (a *Allocs) recordRelease(
 	return known, nil
 }
 
-// startRelease starts a worker goroutine that releases the alloc, unless one runs already. It cancels a running
-// Prepare. It returns nil if the workers have ended.
+// startRelease starts a worker that releases the alloc, unless one runs already, and returns its work. It cancels a
+// running Prepare. It returns nil if the workers have ended.
 func (a *Allocs) startRelease(id registry.AllocID) *work {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -89,33 +87,34 @@ func (a *Allocs) startRelease(id registry.AllocID) *work {
 	if earlier != nil && earlier.release {
 		return earlier
 	}
-	aborted, abort := context.WithCancelCause(context.Background())
-	w := &work{release: true, cancel: func(error) {}, abort: abort, done: make(chan struct{})}
+	aborted, abort := context.WithCancel(context.Background())
+	w := &work{release: true, abort: abort, done: make(chan struct{})}
 	if earlier != nil {
 		earlier.stop()
 	}
-	started := a.workers.start(func(ctx context.Context) {
-		defer func() {
-			if w.kept {
-				a.resumeKept(id)
-			}
-		}()
-		defer a.endWork(id, w)
-		defer abort(nil)
-		if earlier != nil {
-			<-earlier.done
-		}
-		ctx, cancel := context.WithCancelCause(ctx)
-		defer cancel(nil)
-		defer context.AfterFunc(aborted, func() { cancel(context.Cause(aborted)) })()
-		w.kept = a.releaseAll(ctx, id)
-		w.endCause = context.Cause(ctx)
-	})
-	if !started {
+	if !a.workers.start(func(ctx context.Context) { a.runRelease(ctx, id, w, earlier, aborted) }) {
 		return nil
 	}
 	a.busy[id] = w
 	return w
+}
+
+// runRelease releases the alloc after an earlier Prepare has ended. The release ends early if aborted ends.
+func (a *Allocs) runRelease(
+	ctx context.Context, id registry.AllocID, w, earlier *work, aborted context.Context,
+) {
+	if earlier != nil {
+		<-earlier.done
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	context.AfterFunc(aborted, func() { cancel(errForced) })
+	w.kept = a.releaseAll(ctx, id)
+	w.endCause = context.Cause(ctx)
+	w.abort()
+	a.endWork(id, w)
+	if w.kept {
+		a.resumeKept(id)
+	}
 }
 
 // resumeKept starts another release after one that kept the alloc's record for the host, if the host has called Release
@@ -194,7 +193,7 @@ func (a *Allocs) claimsOf(v registry.View, id registry.AllocID) []registry.Claim
 // endRelease deletes the records of an alloc whose volumes are released. kept means that the host has yet to release
 // the alloc, so its record stays.
 func (a *Allocs) endRelease(ctx context.Context, id registry.AllocID) (kept bool, err error) {
-	for unchanged := false; !unchanged; {
+	for {
 		var al registry.Alloc
 		err := a.State.View(ctx, func(v registry.View) error { al, _ = v.Alloc(id); return nil })
 		if al.Lost || err != nil {
@@ -203,20 +202,19 @@ func (a *Allocs) endRelease(ctx context.Context, id registry.AllocID) (kept bool
 		if err := a.discard(ctx, al); err != nil {
 			return false, err
 		}
+		changed := false // a call has changed meanwhile whether discard has to delete volumes
 		_, err = registry.Ensure(ctx, a.State, func(v registry.View) (registry.Change, error) {
 			now, known := v.Alloc(id)
-			// otherwise a call has meanwhile changed whether discard has to delete volumes
-			unchanged = !known || now.Keep == al.Keep && now.Release.ID == al.Release.ID
-			if !known || !unchanged {
+			changed = known && (now.Keep != al.Keep || now.Release.ID != al.Release.ID)
+			if !known || changed {
 				return registry.Change{}, nil
 			}
 			return forgetChange(v, now), nil
 		})
-		if err != nil {
+		if err != nil || !changed {
 			return false, err
 		}
 	}
-	return false, nil
 }
 
 // discard deletes the volumes that create blocks with on_stop = "delete" have made for a released alloc. Only a Release
@@ -372,7 +370,7 @@ func (req *request) releaseRequest(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := req.settleForRelease(ctx, func(open registry.Intent) bool { return req.undoes(open, u) }); err != nil {
+	if err := req.settleForRelease(ctx, u); err != nil {
 		return err
 	}
 	if err := req.reportExpansion(ctx); err != nil {

@@ -87,21 +87,32 @@ func (req *request) waitContext(ctx context.Context) (context.Context, context.C
 	return context.WithTimeout(ctx, pluginWait)
 }
 
-// settle brings the volume's open call to a certain outcome. It does nothing if follows reports that the next call may
-// follow the open one. While the outcome is unknown, only the same call or its undo may be sent (TestHistories).
-func (req *request) settle(ctx context.Context, follows func(registry.Intent) bool) error {
-	open, found := registry.Intent{}, false
-	err := req.State.View(ctx, func(v registry.View) error {
+// openCall returns the open call of the volume. It needs a certain outcome before the next call, unless the next call
+// repeats or undoes it.
+func (req *request) openCall(ctx context.Context) (open registry.Intent, found bool, err error) {
+	err = req.State.View(ctx, func(v registry.View) error {
 		open, found = req.OpenCall(v, registry.Intent{Volume: req.key.Volume, RPC: registry.NodeStageRPC})
 		return nil
 	})
+	return open, found, err
+}
+
+// settleForMount brings the volume's open call to a certain outcome. While the outcome is unknown, only the same call
+// or its undo may be sent (TestHistories). An open publish of this request stays open, because Publish repeats it.
+func (req *request) settleForMount(ctx context.Context) error {
+	open, found, err := req.openCall(ctx)
 	if err != nil {
 		return err
 	}
-	if !found || !open.RPC.Alters() && follows(open) { // an expansion or modification has no undo
+	if !found || open.RPC == registry.NodePublishRPC && req.madeOpenCall(open) {
 		req.clearWait(ctx)
 		return nil
 	}
+	return req.settle(ctx, open)
+}
+
+// settle brings an open call to a certain outcome, success or failure.
+func (req *request) settle(ctx context.Context, open registry.Intent) (err error) {
 	req.step = registry.StepTurn
 	ended := req.recordLongWait(ctx, registry.Wait{For: intent.Describe(open)})
 	switch open.RPC {
@@ -120,27 +131,29 @@ func (req *request) settle(ctx context.Context, follows func(registry.Intent) bo
 	return err
 }
 
-// settleForRelease is settle for a release. If the open call is to be undone and may still run (mayRun), it repeats the
-// call for at most roundLimit, and then returns nil even if the outcome is still unknown. It repeats an expansion or
-// modification until the caller's retries end, and then closes the call; the next mount or expansion sends it again.
-func (req *request) settleForRelease(ctx context.Context, follows func(registry.Intent) bool) error {
-	var round *time.Timer // set by settle, if the open call is to be undone and may still run
-	limited, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	err := req.settle(limited, func(open registry.Intent) bool {
-		undoes := follows(open)
-		if undoes && req.mayRun(open) {
-			round = time.AfterFunc(roundLimit, func() { cancel(errRound) })
-		}
-		return undoes && round == nil
-	})
-	if round != nil {
-		round.Stop()
-	}
-	if err == nil || ctx.Err() != nil {
+// settleForRelease brings the volume's open call to a certain outcome before a release, with two exceptions. A call
+// that the release undoes (undoes) may stay open. If it may still run (mayRun), it is repeated first, for at most
+// roundLimit. An expansion or modification, which has no undo, is closed when the caller's retries end. The next mount
+// or expansion sends it again.
+func (req *request) settleForRelease(ctx context.Context, u use) error {
+	open, found, err := req.openCall(ctx)
+	if err != nil {
 		return err
 	}
-	if round == nil {
+	undone := found && !open.RPC.Alters() && req.undoes(open, u)
+	switch {
+	case !found, undone && !req.mayRun(open):
+	case undone:
+		limited, cancel := context.WithTimeoutCause(ctx, roundLimit, errRound)
+		defer cancel()
+		if err := req.settle(limited, open); ctx.Err() != nil {
+			return err
+		}
+	default:
+		err := req.settle(ctx, open)
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
 		left, leaveErr := req.leaveAlteration(ctx)
 		if leaveErr != nil || !left {
 			return errors.Join(err, leaveErr)

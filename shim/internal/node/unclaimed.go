@@ -97,8 +97,7 @@ func (req *request) releaseUnclaimed(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	u := use{staged: l.staged}
-	if err := req.settleForRelease(ctx, func(open registry.Intent) bool { return req.undoes(open, u) }); err != nil {
+	if err := req.settleForRelease(ctx, use{staged: l.staged}); err != nil {
 		return err
 	}
 	if err := req.unstage(ctx); err != nil {
