@@ -36,17 +36,21 @@ func (s *Stager) WatchHealth(ctx context.Context) error {
 
 // healthCheck is a question to a node plugin about one volume, or about the plugin's storage.
 type healthCheck struct {
-	of   registry.VolumeKey // the storage of the plugin if External is empty
+	of   registry.VolumeKey // External is empty for the storage of the plugin
 	name registry.VolumeName
 }
 
+func (c healthCheck) ofStorage() bool { return c.of.External == "" }
+
 // rpc returns the call by which a plugin answers the check, or "" if it does not report this health.
 func (c healthCheck) rpc(f registry.Fingerprint) registry.RPC {
-	switch storage := c.of.External == ""; {
-	case storage && f.Has(registry.StorageHealth):
-		return registry.StorageHealthRPC
-	case storage:
+	if c.ofStorage() {
+		if f.Has(registry.StorageHealth) {
+			return registry.StorageHealthRPC
+		}
 		return ""
+	}
+	switch {
 	case f.Has(registry.NodeHealth):
 		return registry.NodeHealthRPC
 	case f.Has(registry.NodeCondition) && f.Has(registry.VolumeStats):
@@ -58,10 +62,13 @@ func (c healthCheck) rpc(f registry.Fingerprint) registry.RPC {
 // checkHealth is one round. It fails if the records cannot be read. A check that fails does not end the round.
 func (s *Stager) checkHealth(ctx context.Context) error {
 	checks, err := s.healthChecks(ctx)
-	skip := map[registry.InstanceKey]bool{}
+	if err != nil {
+		return err
+	}
+	noAnswer := map[registry.InstanceKey]bool{} // instances that are not asked in the rest of the round
 	for _, c := range checks {
-		inst, instErr := s.nodeInstance(ctx, c.of)
-		if instErr != nil || skip[inst.InstanceKey] || ctx.Err() != nil {
+		inst, err := s.nodeInstance(ctx, c.of)
+		if err != nil || noAnswer[inst.InstanceKey] {
 			continue
 		}
 		rpc := c.rpc(inst.Fingerprint)
@@ -72,24 +79,21 @@ func (s *Stager) checkHealth(ctx context.Context) error {
 		if why, _ := s.Suspended.Reason(rpc, inst); why != "" {
 			continue
 		}
-		err := s.askHealth(ctx, c, inst, rpc)
-		if ctx.Err() != nil {
-			break
-		}
-		if registry.NoAnswer(err) { // the plugin's heartbeat reports that, unless the plugin is being stopped
-			skip[inst.InstanceKey] = true
-			// A suspension that cannot be written stays in memory.
+		err = s.askHealth(ctx, c, inst, rpc)
+		_, isAnswer := errors.AsType[*registry.CallError](err)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case registry.NoAnswer(err): // the plugin's heartbeat reports that, unless the plugin is being stopped
+			noAnswer[inst.InstanceKey] = true
+			// a suspension that cannot be written stays in memory
 			_ = s.Suspended.SuspendFailed(ctx, s.State, inst, err, s.Now())
-			continue
-		}
-		if _, answered := errors.AsType[*registry.CallError](err); (answered || err == nil) &&
-			s.failures.Record(c.of, err) {
+		case (err == nil || isAnswer) && s.failures.Record(c.of, err):
 			s.Logger.Warn("health is not known", "plugin", c.of.Plugin, "volume", c.of.External,
-				"again_in", healthEvery.String(),
-				"error", err)
+				"again_in", healthEvery.String(), "error", err)
 		}
 	}
-	return err
+	return nil
 }
 
 // healthChecks returns the checks of a round: the storage of each node plugin, and each published volume.
@@ -152,7 +156,7 @@ func (s *Stager) askHealth(ctx context.Context, c healthCheck, inst registry.Ins
 // recordHealth records the condition that the node plugin reports in answer to a check. It adds an event if announce is
 // set.
 func (s *Stager) recordHealth(ctx context.Context, c healthCheck, now registry.Condition, announce bool) error {
-	if c.of.External != "" {
+	if !c.ofStorage() {
 		return s.recordCondition(ctx, c.of, now, announce)
 	}
 	_, err := registry.Ensure(ctx, s.State, func(view registry.View) (registry.Change, error) {
