@@ -1,6 +1,8 @@
 package csi
 
 import (
+	"fmt"
+
 	"google.golang.org/genproto/googleapis/rpc/code"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -54,6 +56,14 @@ func failure(rpc registry.RPC, at registry.InstanceKey, err error, t *callTrace,
 	return &registry.CallError{
 		RPC: rpc, Instance: at, Code: codeName(err), Outcome: outcome, Kind: kind, Detail: text,
 		Lost: sent && !t.answered.Load() && status.Code(err) == codes.Unavailable,
+	}
+}
+
+// AnswerError returns the error of a call that the plugin has answered with OK, although the answer cannot be right.
+func AnswerError(rpc registry.RPC, at registry.InstanceKey, format string, args ...any) error {
+	return &registry.CallError{
+		RPC: rpc, Instance: at, Code: "OK", Outcome: registry.OutcomeFailed, Kind: registry.ErrInternal,
+		Detail: fmt.Sprintf(format, args...),
 	}
 }
 

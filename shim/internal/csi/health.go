@@ -3,7 +3,6 @@ package csi
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -60,10 +59,7 @@ func healthOf(
 	rpc registry.RPC, at registry.InstanceKey, r HealthRequest, h *csi.VolumeHealth, getRedactor func() redactor,
 ) (registry.Condition, error) {
 	if h == nil || h.GetVolumeId() != string(r.VolumeID) {
-		return registry.Condition{}, &registry.CallError{
-			RPC: rpc, Instance: at, Code: "OK", Outcome: registry.OutcomeFailed, Kind: registry.ErrInternal,
-			Detail: fmt.Sprintf("the plugin's answer is not about volume %q", r.VolumeID),
-		}
+		return registry.Condition{}, AnswerError(rpc, at, "the plugin's answer is not about volume %q", r.VolumeID)
 	}
 	return volumeHealth(h, getRedactor), nil
 }

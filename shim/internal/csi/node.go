@@ -69,10 +69,7 @@ func (f *Fleet) Stats(
 		return out, err
 	}
 	if out.Usage, err = usages(reply.GetUsage()); err != nil {
-		err = &registry.CallError{
-			RPC: registry.NodeStatsRPC, Instance: at, Code: "OK", Outcome: registry.OutcomeFailed,
-			Kind: registry.ErrInternal, Detail: err.Error(),
-		}
+		err = AnswerError(registry.NodeStatsRPC, at, "%v", err)
 	}
 	out.Condition = condition(&reply, f.lazyRedactor(ctx, at, req, r.Private))
 	return out, err

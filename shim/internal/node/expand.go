@@ -223,7 +223,7 @@ func (s *Stager) grow(ctx context.Context, by intent.Caller, st state, where sit
 				return n.WithError(err)
 			})
 		},
-	}, func(ctx context.Context, inst registry.Instance) error {
+	}, func(ctx context.Context, inst registry.Instance) (err error) {
 		request.Path = pathAt(inst, where.at)
 		if where.staged.Host != "" {
 			request.StagingPath = pathAt(inst, where.staged)

@@ -114,7 +114,7 @@ func (s *Stager) publishCall(
 			return registry.Change{Put: put, Events: []registry.Event{s.event(registry.EventPublished, open,
 				"at "+r.Target.Host)}}
 		},
-	}, func(ctx context.Context, inst registry.Instance) error {
+	}, func(ctx context.Context, inst registry.Instance) (err error) {
 		request.TargetPath = pathAt(inst, r.Target)
 		if stages {
 			request.StagingPath = pathAt(inst, st.staging.Path)
@@ -171,11 +171,11 @@ func (s *Stager) awaitPublished(
 	switch {
 	case err != nil || there:
 	case r.Usage.Attachment == registry.BlockDevice:
-		err = mountMismatch(registry.NodePublishRPC, by,
+		err = csi.AnswerError(registry.NodePublishRPC, by,
 			"the plugin answered OK, but there was no block device at %s on the host %v later; its log may say why",
 			r.Target.Host, mountWait)
 	default:
-		err = mountMismatch(registry.NodePublishRPC, by,
+		err = csi.AnswerError(registry.NodePublishRPC, by,
 			"the plugin answered OK, but nothing was mounted at %s on the host %v later: "+
 				"either its mount failed or takes longer (see its log), "+
 				"or the host cannot see it (the plugin's mount of %s has to be bidirectional)",
@@ -319,19 +319,10 @@ func (s *Stager) unpublishCall(
 		if err := s.awaitUnmounted(ctx, open.RPC, inst.InstanceKey, r.Target.Host, answer); err != nil {
 			return err
 		}
-		left = s.removeTarget(r)
+		// a plugin should have removed the target; many leave an empty directory
+		left = s.removeDirs(r.Target.Host, filepath.Dir(r.Target.Host))
 		return nil
 	})
-}
-
-// removeTarget removes the target and its parent, and describes what it could not remove. A plugin should have removed
-// the target; many leave an empty directory.
-func (s *Stager) removeTarget(r registry.Ref) string {
-	parent := filepath.Dir(r.Target.Host)
-	if s.machine.RemoveDir(parent) == nil {
-		return ""
-	}
-	return s.removeDirs(r.Target.Host, parent)
 }
 
 // intent returns the intent of a call for one publish.

@@ -153,27 +153,25 @@ func (s *Stager) server(inst registry.Instance, path string) registry.TaskKey {
 func (s *Stager) awaitUnmounted(
 	ctx context.Context, rpc registry.RPC, at registry.InstanceKey, path string, answer error,
 ) error {
-	notFound, _ := errors.AsType[*registry.CallError](answer)
-	if answer != nil && (notFound == nil || notFound.Code != "NOT_FOUND") {
+	failed, _ := errors.AsType[*registry.CallError](answer)
+	if answer != nil && (failed == nil || failed.Code != "NOT_FOUND") {
 		return answer
 	}
 	gone, err := pollMounts(ctx, func() (bool, error) {
-		still, err := s.machine.Mounted(path)
-		return !still, err
+		mounted, err := s.machine.Mounted(path)
+		return !mounted, err
 	})
 	switch {
-	case err != nil:
+	case err != nil || gone:
 		return err
-	case gone:
-		return nil
 	case answer != nil:
-		out := *notFound
+		out := *failed
 		// the path comes first, because the plugin's message may have an ID of 4 KiB
-		out.Detail = fmt.Sprintf("%s is still mounted, and the plugin says: %s", path, notFound.Detail)
+		out.Detail = fmt.Sprintf("%s is still mounted, and the plugin says: %s", path, failed.Detail)
 		return &out
 	}
-	return mountMismatch(rpc, at, "the plugin answered OK, but %s is still mounted %v later; its log may say why", path,
-		mountWait)
+	return csi.AnswerError(rpc, at, "the plugin answered OK, but %s is still mounted %v later; its log may say why",
+		path, mountWait)
 }
 
 // mountWait bounds the wait for a mount to appear or disappear after its plugin has answered OK: some plugins have
@@ -194,14 +192,6 @@ func pollMounts(ctx context.Context, holds func() (bool, error)) (bool, error) {
 		case <-ctx.Done():
 			return false, context.Cause(ctx)
 		}
-	}
-}
-
-// mountMismatch returns the error of a call that the plugin answered with OK, but that the mount table contradicts.
-func mountMismatch(rpc registry.RPC, at registry.InstanceKey, format string, args ...any) error {
-	return &registry.CallError{
-		RPC: rpc, Instance: at, Code: "OK", Outcome: registry.OutcomeFailed, Kind: registry.ErrInternal,
-		Detail: fmt.Sprintf(format, args...),
 	}
 }
 
