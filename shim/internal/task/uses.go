@@ -54,8 +54,7 @@ func (u Uses) Of(ctx context.Context, tasks []registry.PluginTask) ([]registry.P
 		}
 		stagings, refs := v.Stagings(), v.AllRefs()
 		for i := range out {
-			out[i].Volumes = append(servedBy(v, out[i], roots[i], stagings, refs, mounts),
-				unknownBelow(v, out[i], roots[i], stagings, refs, mounts)...)
+			out[i].Volumes = servedBy(v, out[i], roots[i], stagings, refs, mounts)
 		}
 		return nil
 	})
@@ -105,13 +104,17 @@ func callsAt(open []registry.Intent, k registry.TaskKey) (calls []registry.OpenC
 }
 
 // servedBy returns the volumes with a served mount that this task has made. A mount whose task is not recorded counts
-// for each task of the plugin.
+// for each task of the plugin. So does a mount below the root of the plugin's volumes that has no record, as after a
+// loss of the records.
 func servedBy(
 	v registry.View, task registry.PluginTask, root registry.Tree, stagings []registry.Staging, refs []registry.Ref,
 	mounts map[string]bool,
 ) (volumes []registry.ServedVolume) {
-	serves := func(at registry.Tree, server registry.TaskKey) bool {
-		return mounts[at.Host] && (server == registry.TaskKey{} || server == task.TaskKey)
+	unknown := maps.Clone(mounts)
+	// serves reports whether the task may serve the mount at a recorded path, and removes the mount from unknown.
+	serves := func(host string, server registry.TaskKey) bool {
+		delete(unknown, host)
+		return mounts[host] && (server == registry.TaskKey{} || server == task.TaskKey)
 	}
 	positions := map[registry.VolumeKey]int{} // in volumes
 	add := func(key registry.VolumeKey, name registry.VolumeName) *registry.ServedVolume {
@@ -125,44 +128,26 @@ func servedBy(
 	}
 	staged := map[registry.VolumeKey]bool{}
 	for _, p := range stagings {
-		if p.Volume.Plugin == task.Plugin && serves(p.Path, p.Server) {
+		if serves(p.Path.Host, p.Server) && p.Volume.Plugin == task.Plugin {
 			add(p.Volume, p.Name)
 			staged[p.Volume] = true
 		}
 	}
 	for _, r := range refs {
-		if r.Volume.Plugin == task.Plugin && (staged[r.Volume] || serves(r.Target, r.Server)) {
+		published := serves(r.Target.Host, r.Server)
+		if r.Volume.Plugin == task.Plugin && (published || staged[r.Volume]) {
 			volume, _ := v.VolumeByKey(r.Volume)
 			served := add(r.Volume, volume.VolumeName())
 			served.Allocs = append(served.Allocs, r.Alloc)
 		}
 	}
 	for _, use := range v.EndpointUsesAt(task.Plugin) {
-		if serves(registry.Tree{Host: root.OnHost(use.Target)}, use.Server) {
+		if serves(root.OnHost(use.Target), use.Server) {
 			add(use.Volume, registry.VolumeName{})
 		}
 	}
-	return volumes
-}
-
-// unknownBelow returns the served mounts below the root of a plugin's volumes that have no record, as after a loss of
-// the records. Any task of the plugin may serve them.
-func unknownBelow(
-	v registry.View, task registry.PluginTask, root registry.Tree, stagings []registry.Staging, refs []registry.Ref,
-	mounts map[string]bool,
-) (volumes []registry.ServedVolume) {
-	known := map[string]bool{}
-	for _, p := range stagings {
-		known[p.Path.Host] = true
-	}
-	for _, r := range refs {
-		known[r.Target.Host] = true
-	}
-	for _, use := range v.EndpointUsesAt(task.Plugin) {
-		known[root.OnHost(use.Target)] = true
-	}
-	for _, point := range slices.Sorted(maps.Keys(mounts)) {
-		if root.Host != "" && strings.HasPrefix(point, root.Host+"/") && !known[point] {
+	for _, point := range slices.Sorted(maps.Keys(unknown)) {
+		if root.Host != "" && strings.HasPrefix(point, root.Host+"/") {
 			volumes = append(volumes, registry.ServedVolume{Mount: point})
 		}
 	}
