@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"holdfast/registry"
@@ -18,6 +19,26 @@ type Passed struct {
 	RPC     registry.RPC   // its last part
 	Message *emptypb.Empty // the request as received: the type does not know its fields, so they are sent unchanged
 	Decoded proto.Message  // the decoded request, to find its secrets; nil: its type is unknown
+}
+
+// Texts returns the value of a text field of a request, or all values of a list of texts. It returns nil if the request
+// is nil or has no such field.
+func Texts(request proto.Message, name protoreflect.Name) (values []string) {
+	if request == nil {
+		return nil
+	}
+	m := request.ProtoReflect()
+	field := m.Descriptor().Fields().ByName(name)
+	switch {
+	case field == nil || field.Kind() != protoreflect.StringKind:
+		return nil
+	case !field.IsList():
+		return []string{m.Get(field).String()}
+	}
+	for i := range m.Get(field).List().Len() {
+		values = append(values, m.Get(field).List().Get(i).String())
+	}
+	return values
 }
 
 // Pass makes the call at the instance and calls reply with each message of the answer, whose type may be unknown.

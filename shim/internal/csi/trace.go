@@ -7,7 +7,6 @@ import (
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"holdfast/internal/tracing"
 	"holdfast/registry"
@@ -35,8 +34,11 @@ func (s *spans) handle(ctx context.Context, e stats.RPCStats) {
 	}
 	switch event := e.(type) {
 	case *stats.OutPayload:
-		if id := volumeIn(event.Payload); id != "" {
-			trace.SpanFromContext(ctx).SetAttributes(tracing.CSIVolume.String(id))
+		request, _ := event.Payload.(proto.Message)
+		for _, id := range Texts(request, "volume_id") {
+			if id != "" {
+				trace.SpanFromContext(ctx).SetAttributes(tracing.CSIVolume.String(id))
+			}
 		}
 	case *stats.End:
 		if event.Error != nil {
@@ -46,17 +48,4 @@ func (s *spans) handle(ctx context.Context, e stats.RPCStats) {
 		}
 	}
 	s.HandleRPC(ctx, e)
-}
-
-// volumeIn returns the volume_id of a request, if it has one.
-func volumeIn(request any) string {
-	m, is := request.(proto.Message)
-	if !is {
-		return ""
-	}
-	field := m.ProtoReflect().Descriptor().Fields().ByName("volume_id")
-	if field == nil || field.Kind() != protoreflect.StringKind || field.IsList() {
-		return ""
-	}
-	return m.ProtoReflect().Get(field).String()
 }

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/csi"
 )
 
 // effect is the effect of a call on the volumes that it names.
@@ -126,44 +127,20 @@ func (m method) decode(raw proto.Message) (proto.Message, error) {
 
 // text returns a text field of the request, or "" if the request has no such field.
 func text(request proto.Message, name protoreflect.Name) string {
-	if request == nil {
-		return ""
+	for _, value := range csi.Texts(request, name) {
+		return value
 	}
-	m := request.ProtoReflect()
-	field := m.Descriptor().Fields().ByName(name)
-	if field == nil || field.IsList() || field.Kind() != protoreflect.StringKind {
-		return ""
-	}
-	return m.Get(field).String()
+	return ""
 }
-
-// volumeFields are the fields of requests that name volumes.
-var volumeFields = []protoreflect.Name{"volume_id", "source_volume_id", "source_volume_ids"}
 
 // volumesOf returns the ids of the volumes that the request names.
 func volumesOf(request proto.Message) (ids []registry.ExternalID) {
-	for _, name := range volumeFields {
-		for _, id := range append(texts(request, name), text(request, name)) {
+	for _, name := range []protoreflect.Name{"volume_id", "source_volume_id", "source_volume_ids"} {
+		for _, id := range csi.Texts(request, name) {
 			if id != "" {
 				ids = append(ids, registry.ExternalID(id))
 			}
 		}
 	}
 	return ids
-}
-
-// texts returns a field of the request that is a list of texts, or nil if the request has no such field.
-func texts(request proto.Message, name protoreflect.Name) (list []string) {
-	if request == nil {
-		return nil
-	}
-	m := request.ProtoReflect()
-	field := m.Descriptor().Fields().ByName(name)
-	if field == nil || !field.IsList() || field.Kind() != protoreflect.StringKind {
-		return nil
-	}
-	for i := range m.Get(field).List().Len() {
-		list = append(list, m.Get(field).List().Get(i).String())
-	}
-	return list
 }
