@@ -1,11 +1,11 @@
 package csi
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"regexp"
 	"slices"
-	"strconv"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -119,10 +119,10 @@ func (c *Conn) identity(ctx context.Context, l *link) (registry.Fingerprint, err
 	err = c.ask(ctx, l, "Identity", "GetPluginCapabilities", &csi.GetPluginCapabilitiesRequest{}, &reply)
 	for _, one := range bounded(reply.GetCapabilities()) {
 		if s := one.GetService(); s != nil {
-			addCapability(&f, "plugin", csi.PluginCapability_Service_Type_name, int32(s.GetType()))
+			addCapability(&f, "plugin", s.GetType())
 		}
 		if e := one.GetVolumeExpansion(); e != nil {
-			addCapability(&f, "expansion", csi.PluginCapability_VolumeExpansion_Type_name, int32(e.GetType()))
+			addCapability(&f, "expansion", e.GetType())
 		}
 	}
 	return f, err
@@ -133,7 +133,7 @@ func (c *Conn) controllerCapabilities(ctx context.Context, l *link, f *registry.
 	err := c.ask(ctx, l, "Controller", "ControllerGetCapabilities", &csi.ControllerGetCapabilitiesRequest{}, &reply)
 	for _, one := range bounded(reply.GetCapabilities()) {
 		if r := one.GetRpc(); r != nil {
-			addCapability(f, "controller", csi.ControllerServiceCapability_RPC_Type_name, int32(r.GetType()))
+			addCapability(f, "controller", r.GetType())
 		}
 	}
 	return err
@@ -152,7 +152,7 @@ func (c *Conn) groupCapabilities(ctx context.Context, l *link, f *registry.Finge
 	}
 	for _, one := range bounded(reply.GetCapabilities()) {
 		if r := one.GetRpc(); r != nil {
-			addCapability(f, "group", csi.GroupControllerServiceCapability_RPC_Type_name, int32(r.GetType()))
+			addCapability(f, "group", r.GetType())
 		}
 	}
 	return nil
@@ -163,7 +163,7 @@ func (c *Conn) nodeCapabilities(ctx context.Context, l *link, f *registry.Finger
 	err := c.ask(ctx, l, "Node", "NodeGetCapabilities", &csi.NodeGetCapabilitiesRequest{}, &reply)
 	for _, one := range bounded(reply.GetCapabilities()) {
 		if r := one.GetRpc(); r != nil {
-			addCapability(f, "node", csi.NodeServiceCapability_RPC_Type_name, int32(r.GetType()))
+			addCapability(f, "node", r.GetType())
 		}
 	}
 	return err
@@ -205,24 +205,16 @@ func size(m map[string]string) (n int) {
 	return n
 }
 
-// retiredCapabilities has the names of capabilities that CSI had up to version 1.12, by service and number. CSI keeps
-// the numbers reserved.
-var retiredCapabilities = map[string]map[int32]string{
-	"controller": {11: "VOLUME_CONDITION"},
-	"node":       {4: "VOLUME_CONDITION"},
+// retiredCapabilities are the capabilities that CSI had up to version 1.12. CSI keeps their numbers reserved.
+var retiredCapabilities = map[registry.Capability]registry.Capability{
+	"controller.11": registry.ListCondition,
+	"node.4":        registry.NodeCondition,
 }
 
-// addCapability adds the capability with the given number. It uses the name, or the number if this build does not know
-// the name.
-func addCapability(f *registry.Fingerprint, service string, known map[int32]string, value int32) {
-	name, ok := known[value]
-	if !ok {
-		name, ok = retiredCapabilities[service][value]
-	}
-	if !ok {
-		name = strconv.Itoa(int(value))
-	}
-	f.Capabilities = append(f.Capabilities, registry.Capability(service+"."+name))
+// addCapability adds a capability of the service. If this build does not know its type, the type is a number.
+func addCapability(f *registry.Fingerprint, service string, capability fmt.Stringer) {
+	c := registry.Capability(service + "." + capability.String())
+	f.Capabilities = append(f.Capabilities, cmp.Or(retiredCapabilities[c], c))
 }
 
 // specViolation returns the error of an answer that breaks the CSI specification.
