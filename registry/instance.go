@@ -44,6 +44,16 @@ func (t Tree) OnHost(path string) string {
 	return path
 }
 
+// InTask returns the path by which a task with the tree t knows a path that was recorded for another task of its
+// plugin. If the host's path is not below the tree, that is the recorded path.
+func (t Tree) InTask(recorded Tree) string {
+	rest, below := strings.CutPrefix(recorded.Host, t.Host+"/")
+	if !below || t.Task == "" {
+		return recorded.Task
+	}
+	return filepath.Join(t.Task, rest)
+}
+
 // Instance is one running task of a plugin in one role. The higher of CreateIndex and Preferred ranks the instances of
 // a plugin. The newest healthy instance is active, or the newest if none is healthy.
 type Instance struct {

@@ -2,9 +2,7 @@ package doctor
 
 import (
 	"context"
-	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"holdfast/registry"
@@ -190,10 +188,7 @@ func adoptChange(
 	staging.Volume, staging.Name, staging.State, staging.Stages = f.Volume, f.Name, registry.MarkSent, true
 	staging.Boot, staging.Path = boot, registry.Tree{Host: f.Path, Task: f.Path}
 	node, known := r.instance(registry.RoleNode, f.Volume.Plugin)
-	rel, err := filepath.Rel(node.Volumes.Host, f.Path)
-	if err == nil && !strings.HasPrefix(rel, "..") && node.Volumes.Task != "" {
-		staging.Path.Task = filepath.Join(node.Volumes.Task, rel)
-	}
+	staging.Path.Task = node.Volumes.InTask(staging.Path)
 	change := registry.Change{Put: []registry.Record{staging}, Events: []registry.Event{eventOf(f, now)}}
 	controller, found := r.instance(registry.RoleController, f.Volume.Plugin)
 	if found && known && p.Attachment.State == registry.MarkNone && node.Fingerprint.NodeID != "" &&

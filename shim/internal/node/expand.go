@@ -224,9 +224,9 @@ func (s *Stager) grow(ctx context.Context, by intent.Caller, st state, where sit
 			})
 		},
 	}, func(ctx context.Context, inst registry.Instance) (err error) {
-		request.Path = pathAt(inst, where.at)
+		request.Path = inst.Volumes.InTask(where.at)
 		if where.staged.Host != "" {
-			request.StagingPath = pathAt(inst, where.staged)
+			request.StagingPath = inst.Volumes.InTask(where.staged)
 		}
 		capacity, err = s.fleet.NodeExpand(ctx, inst.InstanceKey, request)
 		return err

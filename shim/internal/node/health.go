@@ -143,7 +143,7 @@ func (s *Stager) askHealth(ctx context.Context, c healthCheck, inst registry.Ins
 			return nil
 		}
 		condition, err := s.fleet.NodeHealth(asking, inst.InstanceKey, csi.HealthRequest{
-			VolumeID: c.of.External, Path: pathAt(inst, st.refs[i].Target), StagingPath: stagingPathAt(inst, st),
+			VolumeID: c.of.External, Path: inst.Volumes.InTask(st.refs[i].Target), StagingPath: stagingPathAt(inst, st),
 			Private: s.private(c.of),
 		})
 		if err != nil {

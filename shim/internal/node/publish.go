@@ -115,9 +115,9 @@ func (s *Stager) publishCall(
 				"at "+r.Target.Host)}}
 		},
 	}, func(ctx context.Context, inst registry.Instance) (err error) {
-		request.TargetPath = pathAt(inst, r.Target)
+		request.TargetPath = inst.Volumes.InTask(r.Target)
 		if stages {
-			request.StagingPath = pathAt(inst, st.staging.Path)
+			request.StagingPath = inst.Volumes.InTask(st.staging.Path)
 		}
 		if err := s.fleet.Publish(ctx, inst.InstanceKey, request); err != nil {
 			return err
@@ -314,7 +314,7 @@ func (s *Stager) unpublishCall(
 			return change
 		},
 	}, func(ctx context.Context, inst registry.Instance) error {
-		request.TargetPath = pathAt(inst, r.Target)
+		request.TargetPath = inst.Volumes.InTask(r.Target)
 		answer := s.fleet.Unpublish(ctx, inst.InstanceKey, request)
 		if err := s.awaitUnmounted(ctx, open.RPC, inst.InstanceKey, r.Target.Host, answer); err != nil {
 			return err

@@ -141,7 +141,7 @@ func (s *Stager) stageCall(
 			}
 		},
 	}, func(ctx context.Context, inst registry.Instance) error {
-		request.StagingPath = pathAt(inst, at)
+		request.StagingPath = inst.Volumes.InTask(at)
 		if err := s.fleet.Stage(ctx, inst.InstanceKey, request); err != nil {
 			return err
 		}
@@ -235,7 +235,7 @@ func (s *Stager) unstageCall(ctx context.Context, by intent.Caller, p registry.S
 			}
 		},
 	}, func(ctx context.Context, inst registry.Instance) error {
-		request.StagingPath = pathAt(inst, p.Path)
+		request.StagingPath = inst.Volumes.InTask(p.Path)
 		answer := s.fleet.Unstage(ctx, inst.InstanceKey, request)
 		if err := s.awaitUnmounted(ctx, open.RPC, inst.InstanceKey, p.Path.Host, answer); err != nil {
 			return err

@@ -227,7 +227,7 @@ func TestNothingIsMountedUnattachedWhileTheControllerIsAway(t *testing.T) {
 	}
 }
 
-// pathAt returns the path by which a later instance of the plugin knows a mount of an earlier one.
+// InTask returns the path by which a later instance of the plugin knows a mount of an earlier one.
 func TestPathsAreThoseOfTheInstance(t *testing.T) {
 	recorded := registry.Tree{Host: "/mnt/p/stage/x", Task: "/csi/stage/x"}
 	for _, c := range []struct {
@@ -239,7 +239,7 @@ func TestPathsAreThoseOfTheInstance(t *testing.T) {
 		{registry.Tree{Host: "/mnt/other", Task: "/local/csi"}, "/csi/stage/x"},
 		{registry.Tree{Host: "/mnt/p"}, "/csi/stage/x"},
 	} {
-		if got := pathAt(registry.Instance{Volumes: c.root}, recorded); got != c.want {
+		if got := c.root.InTask(recorded); got != c.want {
 			t.Errorf("%+v: %s, want %s", c.root, got, c.want)
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -101,16 +100,6 @@ func (st state) users() string {
 		users = append(users, fmt.Sprintf("alloc %s as %q (%s)", r.Alloc, r.Request, r.Usage))
 	}
 	return strings.Join(users, ", ")
-}
-
-// pathAt returns the path by which the instance knows a recorded tree. The path of the staging root may differ between
-// this instance and the one for which the tree was recorded.
-func pathAt(inst registry.Instance, t registry.Tree) string {
-	rel, err := filepath.Rel(inst.Volumes.Host, t.Host)
-	if err != nil || rel == ".." || strings.HasPrefix(rel, "../") || inst.Volumes.Task == "" {
-		return t.Task
-	}
-	return filepath.Join(inst.Volumes.Task, rel)
 }
 
 // secretsWait bounds the wait for secrets that are needed only for redaction.

@@ -37,7 +37,7 @@ func (s *Stager) Stats(ctx context.Context, name registry.VolumeName) (usage []r
 			return err
 		}
 		report, err := s.fleet.Stats(asking, inst.InstanceKey, csi.StatsRequest{
-			VolumeID: key.External, Path: pathAt(inst, at), StagingPath: stagingPathAt(inst, st),
+			VolumeID: key.External, Path: inst.Volumes.InTask(at), StagingPath: stagingPathAt(inst, st),
 			Private: s.private(key),
 		})
 		if err != nil {
@@ -107,7 +107,7 @@ func stagingPathAt(inst registry.Instance, st state) string {
 	if !inst.Fingerprint.Has(registry.StageUnstage) || st.staging.State == registry.MarkNone {
 		return ""
 	}
-	return pathAt(inst, st.staging.Path)
+	return inst.Volumes.InTask(st.staging.Path)
 }
 
 // nodeInstance returns the healthy node instance for calls about the volume. It does not wait if there is none.
