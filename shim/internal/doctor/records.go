@@ -205,28 +205,32 @@ func adoptChange(
 func commit(
 	ctx context.Context, state registry.State, decide func(registry.View) (registry.Change, error),
 ) error {
-	var parts []registry.Change
+	var later []registry.Change
 	_, err := state.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		change, err := decide(v)
-		parts = change.Parts()
+		parts := change.Parts()
+		later = parts[1:]
 		return parts[0], err
 	})
-	for _, part := range parts[min(1, len(parts)):] {
-		if err != nil {
-			return err
-		}
-		_, err = state.Commit(ctx, func(v registry.View) (registry.Change, error) {
-			rest := registry.Change{Delete: part.Delete, Events: part.Events}
+	if err != nil {
+		return err
+	}
+	for _, part := range later {
+		_, err := state.Commit(ctx, func(v registry.View) (registry.Change, error) {
+			unchanged := registry.Change{Delete: part.Delete, Events: part.Events}
 			for _, r := range part.Put {
 				_, before := registry.IndexesOf(r)
 				if _, now := registry.IndexesOf(v.Get(r.Key())); now == before {
-					rest.Put = append(rest.Put, r)
+					unchanged.Put = append(unchanged.Put, r)
 				}
 			}
-			return rest, nil
+			return unchanged, nil
 		})
+		if err != nil {
+			return err
+		}
 	}
-	return err
+	return nil
 }
 
 // eventOf returns the event of a finding.
