@@ -2,18 +2,19 @@ package registry
 
 import (
 	"cmp"
+	"slices"
 	"time"
 )
 
 // The functions below return changes of the table of instances, for the decide function of a Commit. A change of
 // several instances must be made by one call: each call sees only the View, not the change of another call.
 
-// PutChange registers instances, which must be Valid. An instance replaces the stored one of the same key and takes its
-// rank. An instance that is the Same as the stored one is left out.
+// PutChange registers instances. An instance replaces the stored one of the same key and takes its rank. An instance
+// that is the Same as the stored one is left out.
 func PutChange(v View, now time.Time, instances ...Instance) Change {
 	d := newDraft(v, now)
 	for _, i := range instances {
-		d.put(i)
+		d.putInstance(i)
 	}
 	return d.finish()
 }
@@ -47,32 +48,14 @@ func PreferChange(v View, now time.Time, keys ...InstanceKey) Change {
 	return d.finish()
 }
 
-// Valid returns an error if i cannot be put: its key, endpoint or health is incomplete.
-func (i Instance) Valid() error {
-	switch {
-	case i.Role == "" || i.Plugin == "" || i.Alloc == "" || i.Task == "":
-		return Invalid("instance %s: role, plugin, alloc and task must all be named", i.InstanceKey)
-	case i.Endpoint.Host == "":
-		return Invalid("instance %s has no endpoint", i.InstanceKey)
-	}
-	return i.Health.valid()
-}
-
-func (h Health) valid() error {
-	if h.State != Healthy && h.State != Unhealthy {
-		return Invalid("health %q is unknown; it is %q or %q", h.State, Healthy, Unhealthy)
-	}
-	return nil
-}
-
 // draft is a change of the table under construction. Each step sees the result of the steps before it.
 type draft struct {
 	view    View
 	now     time.Time
 	groups  map[group]*draftGroup
-	touched []*draftGroup
-	written []InstanceKey
-	deleted []InstanceKey
+	touched []*draftGroup // the groups, in the order of their first step
+	put     []InstanceKey // without duplicates
+	deleted []Key
 	events  []Event
 }
 
@@ -98,8 +81,8 @@ func (d *draft) group(k group) *draftGroup {
 	return g
 }
 
-// put adds i to its group, or replaces the instance of the same key, and adds the events of this step.
-func (d *draft) put(i Instance) {
+// putInstance adds i to its group, or replaces the instance of the same key, and adds the events of this step.
+func (d *draft) putInstance(i Instance) {
 	i = i.Clone()
 	g := d.group(i.group())
 	old := member(g.members, i.InstanceKey)
@@ -108,18 +91,25 @@ func (d *draft) put(i Instance) {
 	if len(g.members) > 0 { // the condition is that of the node, whichever instance reports it
 		i.Storage = g.members[0].Storage
 	}
-	if old == nil {
+	switch {
+	case old == nil:
 		i.Since, i.Health.Since = cmp.Or(i.Since, d.now), cmp.Or(i.Health.Since, d.now)
 		d.addEvent(EventRegistered, &i)
-	} else {
-		if old.Same(i) {
-			return
-		}
+	case old.Same(i):
+		return
+	default:
 		i.CreateIndex, i.Preferred, i.Since = old.CreateIndex, old.Preferred, old.Since
 		d.addUpdateEvents(old, &i)
 	}
-	g.members = insertRanked(g.members, &i)
-	d.written = append(d.written, i.InstanceKey)
+	d.write(g, &i)
+}
+
+// write puts i at its rank in the group, and into the change.
+func (d *draft) write(g *draftGroup, i *Instance) {
+	g.members = insertRanked(g.members, i)
+	if !slices.Contains(d.put, i.InstanceKey) {
+		d.put = append(d.put, i.InstanceKey)
+	}
 }
 
 // addUpdateEvents adds an event for the changed fields of i, and another one for its health.
@@ -153,8 +143,7 @@ func (d *draft) prefer(k InstanceKey) {
 	i := old.Clone()
 	i.Preferred, i.ModifyIndex = d.view.Index()+1, d.view.Index()+1
 	d.addEvent(EventUpdated, &i)
-	g.members = insertRanked(g.members, &i)
-	d.written = append(d.written, k)
+	d.write(g, &i)
 }
 
 func (d *draft) remove(k InstanceKey) {
@@ -164,7 +153,7 @@ func (d *draft) remove(k InstanceKey) {
 		return
 	}
 	g.members = withoutKey(g.members, k)
-	d.deleted = append(d.deleted, k)
+	d.deleted = append(d.deleted, k.Key())
 	d.addEvent(EventDeregistered, old)
 }
 
@@ -175,16 +164,9 @@ func (d *draft) finish() Change {
 			d.addEvent(EventActivated, active)
 		}
 	}
-	c := Change{Events: d.events}
-	seen := map[InstanceKey]bool{}
-	for _, k := range d.written {
-		if i := member(d.groups[k.group()].members, k); i != nil && !seen[k] {
-			seen[k] = true
-			c.Put = append(c.Put, *i)
-		}
-	}
-	for _, k := range d.deleted {
-		c.Delete = append(c.Delete, k.Key())
+	c := Change{Delete: d.deleted, Events: d.events}
+	for _, k := range d.put {
+		c.Put = append(c.Put, *member(d.groups[k.group()].members, k))
 	}
 	return c
 }

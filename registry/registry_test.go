@@ -124,25 +124,6 @@ func TestInterleavedAllocs(t *testing.T) {
 		"deregistered r b", "registered r a", "activated r a", "deregistered r a", "activated r c", "deregistered r c")
 }
 
-func TestIncompleteInstanceIsInvalid(t *testing.T) {
-	for _, spoil := range []func(*registry.Instance){
-		func(i *registry.Instance) { i.Role = "" },
-		func(i *registry.Instance) { i.Plugin = "" },
-		func(i *registry.Instance) { i.Alloc = "" },
-		func(i *registry.Instance) { i.Task = "" },
-		func(i *registry.Instance) { i.Endpoint.Host = "" },
-		func(i *registry.Instance) { i.Health = registry.Health{} },
-		func(i *registry.Instance) { i.Health = registry.Health{State: "fine"} },
-	} {
-		i := instance(key("r", "p", "a"), registry.Healthy)
-		must(t, i.Valid())
-		spoil(&i)
-		if err := i.Valid(); !errors.Is(err, registry.ErrInvalid) {
-			t.Errorf("%+v: %v", i, err)
-		}
-	}
-}
-
 // A change that Load has read is not applied again, and an older change does not undo it.
 func TestAppliedAfterLoad(t *testing.T) {
 	s := empty(t)

@@ -106,7 +106,6 @@ type Outcome string
 
 const (
 	OutcomePending   Outcome = "pending"   // the intent is open and no answer has come yet
-	OutcomeDone      Outcome = "done"      // answered OK
 	OutcomeFailed    Outcome = "failed"    // answered with a code of a call that has ended; partial effects may remain
 	OutcomeUncertain Outcome = "uncertain" // no answer, or a vague one: only the same call or its undo is legal
 )
