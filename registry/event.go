@@ -135,10 +135,10 @@ func (e Event) Describe() string {
 		s = "plugin " + string(e.Plugin)
 	case e.Node != "":
 		s = "node " + string(e.Node)
-	case e.Alloc == "":
-		s = "node"
-	default:
+	case e.Alloc != "":
 		s = "alloc " + short(e.Alloc)
+	default:
+		s = "node"
 	}
 	s += " " + strings.TrimPrefix(strings.TrimPrefix(string(e.Kind), "volume "), "node ")
 	if e.Role != "" {

@@ -56,27 +56,27 @@ func (h VolumeHealth) Of(role Role) Condition {
 func (h VolumeHealth) Abnormal() bool { return h.Controller.Abnormal || h.Node.Abnormal }
 
 // ConditionChange returns the condition to record after a plugin reported one, and the event of the change. The event
-// is e with the kind abnormal or normal, and with the text of the condition. There is an event if the condition became
-// abnormal or normal, or is abnormal for another reason, but none if only the message differs. changed is false if the
-// report is recorded already.
+// is e with the kind abnormal or normal, and with the text of the condition. If only the message has changed, there is
+// no event. changed is false if the report is recorded already.
 func ConditionChange(
 	recorded, reported Condition, e Event, abnormal, normal EventKind,
 ) (next Condition, events []Event, changed bool) {
-	if reported.Abnormal {
-		next = reported
+	if !reported.Abnormal {
+		if !recorded.Abnormal {
+			return recorded, nil, false
+		}
+		e.Kind, e.Detail = normal, ""
+		return Condition{}, []Event{e}, true
 	}
-	next.Since = recorded.Since
+	next = reported
+	if next.Since = e.At; recorded.Abnormal {
+		next.Since = recorded.Since
+	}
 	if next == recorded {
 		return recorded, nil, false
 	}
-	switch {
-	case !next.Abnormal:
-		e.Kind, e.Detail = normal, ""
-		return Condition{}, []Event{e}, true
-	case !recorded.Abnormal:
-		next.Since = e.At
-	case recorded.Reason == next.Reason:
-		return next, nil, true
+	if recorded.Abnormal && recorded.Reason == next.Reason {
+		return next, nil, true // only the message differs
 	}
 	e.Kind, e.Detail = abnormal, next.Text()
 	return next, []Event{e}, true

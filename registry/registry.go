@@ -3,7 +3,6 @@ package registry
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -81,7 +80,7 @@ func (r *Registry) Get(k InstanceKey) (Instance, bool) {
 // All returns every instance as of one index.
 func (r *Registry) All() Snapshot {
 	t := r.current.Load()
-	return Snapshot{Index: t.index, Instances: copiesOf(t.inOrder())}
+	return Snapshot{Index: t.index, Instances: copiesOf(t.ordered())}
 }
 
 // Index returns the index of the last applied change.
@@ -92,12 +91,11 @@ func (r *Registry) Index() Seq { return r.current.Load().index }
 func (r *Registry) Await(ctx context.Context, role Role, id PluginID) (Instance, error) {
 	for {
 		t := r.current.Load()
-		members := t.members(role, id)
 		if ctx.Err() != nil {
 			return Instance{}, Errorf(ErrUnavailable, "plugin %q has no healthy instance in role %s: %s: %w", id, role,
 				t.describe(role, id), context.Cause(ctx))
 		}
-		if active := activeOf(members); active != nil && active.Health.State == Healthy {
+		if active := activeOf(t.members(role, id)); active != nil && active.Health.State == Healthy {
 			return *active, nil
 		}
 		select {
@@ -139,5 +137,5 @@ func copiesOf(list []*Instance) []Instance {
 	for at, i := range list {
 		out[at] = *i
 	}
-	return slices.Clip(out)
+	return out
 }

@@ -3,15 +3,15 @@ package registry
 import (
 	"maps"
 	"slices"
-	"sync/atomic"
+	"sync"
 )
 
 // table holds every instance as of one index. The table and the instances that it points to are immutable.
 type table struct {
 	index   Seq
-	groups  map[group][]*Instance        // newest first; no group is empty
-	ordered *atomic.Pointer[[]*Instance] // result of inOrder; shared by tables of the same instances
-	changed chan struct{}                // closed when other instances are published
+	groups  map[group][]*Instance // newest first; no group is empty
+	ordered func() []*Instance    // returns every instance, by role, plugin, then rank; sorts them once
+	changed chan struct{}         // closed when other instances are published
 }
 
 func newTable(index Seq, instances []Instance) *table {
@@ -42,25 +42,16 @@ func (t *table) with(c Change) *table {
 			delete(groups, key.group())
 		}
 	}
-	return &table{groups: groups, ordered: new(atomic.Pointer[[]*Instance]), changed: make(chan struct{})}
+	ordered := sync.OnceValue(func() []*Instance {
+		all := slices.Concat(slices.Collect(maps.Values(groups))...)
+		slices.SortFunc(all, compareInstances)
+		return all
+	})
+	return &table{groups: groups, ordered: ordered, changed: make(chan struct{})}
 }
 
 // members returns the instances of one role of a plugin, newest first.
 func (t *table) members(role Role, id PluginID) []*Instance { return t.groups[group{role, id}] }
-
-// inOrder returns every instance sorted by role, plugin, then rank.
-func (t *table) inOrder() []*Instance {
-	if known := t.ordered.Load(); known != nil {
-		return *known
-	}
-	var all []*Instance
-	for _, members := range t.groups {
-		all = append(all, members...)
-	}
-	slices.SortFunc(all, compareInstances)
-	t.ordered.Store(&all)
-	return all
-}
 
 // instanceKeyOf parses a path of BucketInstances. It returns zero for any other path.
 func instanceKeyOf(path string) InstanceKey {
