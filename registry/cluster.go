@@ -267,8 +267,8 @@ func (v View) Nodes() []Node {
 
 // Taken returns the record with the node by as the holder. The previous holder becomes a former one.
 func (e Executor) Taken(by NodeName, lease int64, at time.Time) Executor {
-	if e.Holder != "" && e.Holder != by && !slices.Contains(e.Former, e.Holder) {
-		e.Former = append(slices.Clone(e.Former), e.Holder)
+	if e.Holder != by {
+		e = e.withHolderAsFormer()
 	}
 	e.Holder, e.Lease, e.Term, e.Since = by, lease, e.Term+1, at
 	return e
@@ -276,10 +276,16 @@ func (e Executor) Taken(by NodeName, lease int64, at time.Time) Executor {
 
 // Dropped returns the record after the holder has become a former one, because it cannot send at the moment.
 func (e Executor) Dropped(at time.Time) Executor {
-	if !slices.Contains(e.Former, e.Holder) {
+	e = e.withHolderAsFormer()
+	e.Holder, e.Lease, e.Since = "", 0, at
+	return e
+}
+
+// withHolderAsFormer returns the record with the holder, if there is one, among the former ones. It stays the holder.
+func (e Executor) withHolderAsFormer() Executor {
+	if e.Holder != "" && !slices.Contains(e.Former, e.Holder) {
 		e.Former = append(slices.Clone(e.Former), e.Holder)
 	}
-	e.Holder, e.Lease, e.Since = "", 0, at
 	return e
 }
 

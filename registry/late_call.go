@@ -77,9 +77,9 @@ func (v View) PastLateCalls(e Executor) (keys []Key) {
 func (v View) Blocks(e Executor, next Intent) error {
 	what := next.Name.String()
 	for l := range v.activeLateCalls(e) {
-		same := l.RPC == next.RPC && l.Hash == next.Hash
-		about := l.For == what || l.Volume != nil && l.Volume.VolumeKey() == next.Volume
-		if about && !same || excludesSnapshot(next.RPC) && l.takesSnapshotOf(next.Volume) {
+		sameCall := l.RPC == next.RPC && l.Hash == next.Hash
+		sameVolume := l.For == what || l.Volume != nil && l.Volume.VolumeKey() == next.Volume
+		if sameVolume && !sameCall || excludesSnapshot(next.RPC) && l.takesSnapshotOf(next.Volume) {
 			return mayRunError(what, next.RPC, l.Node, l.RPC)
 		}
 	}
@@ -102,9 +102,9 @@ func (v View) BlocksSnapshot(e Executor, next LateCall) error {
 	volumes := next.Snapshot.VolumeKeys()
 	takes := next.Snapshot.State == SnapshotCreating
 	for l := range v.activeLateCalls(e) {
-		changes := takes && excludesSnapshot(l.RPC) && l.Volume != nil &&
+		changesVolume := takes && excludesSnapshot(l.RPC) && l.Volume != nil &&
 			slices.Contains(volumes, l.Volume.VolumeKey())
-		if changes || l.For == next.For && !l.Same(next) {
+		if changesVolume || l.For == next.For && !l.Same(next) {
 			return mayRunError(next.For, next.RPC, l.Node, l.RPC)
 		}
 	}
@@ -172,8 +172,7 @@ func MayRunAt(n NodeName, rpc RPC) string {
 }
 
 // Ended returns the change to make when the holder's plugin has answered a call. senders are the nodes where the call
-// may run. The change adds a LateCall for each former executor among them. If the same call has ended before with
-// another outcome, the change corrects its LateCalls.
+// may run. The change adds a LateCall for each former executor among them.
 func (v View) Ended(call LateCall, senders []NodeName) Change {
 	e, _ := v.Executor(call.Plugin)
 	return v.lateChange(e, call, senders, e.Holder)
@@ -188,13 +187,14 @@ func (v View) GivenUp(call LateCall, senders []NodeName, by NodeName) Change {
 	}
 	var change Change
 	if slices.Contains(senders, e.Holder) && !slices.Contains(e.Former, e.Holder) {
-		e.Former = append(slices.Clone(e.Former), e.Holder)
-		change.Put = append(change.Put, e)
+		e = e.withHolderAsFormer()
+		change.Put = []Record{e}
 	}
 	return change.And(v.lateChange(e, call, senders, ""))
 }
 
-// lateChange returns the change that adds a LateCall for each former executor among senders, except for one node.
+// lateChange returns the change that adds a LateCall for each former executor among senders, except for one node. If
+// the same call has ended before with another outcome, the change corrects its LateCalls.
 func (v View) lateChange(e Executor, call LateCall, senders []NodeName, except NodeName) (change Change) {
 	if len(e.Former) == 0 || len(senders) == 0 {
 		return change

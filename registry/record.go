@@ -264,7 +264,7 @@ func (c Change) Check() error {
 			}
 		}
 	}
-	if n, bucket := c.shared(); n > MaxShared {
+	if n, bucket := c.sharedOperations(); n > MaxShared {
 		return Errorf(ErrInternal, "commit writes %d shared records with index entries, but at most %d fit; "+
 			"the last one is in %s: decide about some of them at a time, as EnsureAll does", n, MaxShared, bucket)
 	}
@@ -278,9 +278,9 @@ func (c Change) Check() error {
 	return nil
 }
 
-// shared returns how many shared records the change may write, with index entries, and the bucket of the last one. It
-// returns 0 for a change with a Copy.
-func (c Change) shared() (n int, last Bucket) {
+// sharedOperations returns how many shared records and index entries the change may write, and the bucket of the last
+// record. It returns 0 for a change with a Copy.
+func (c Change) sharedOperations() (n int, last Bucket) {
 	for _, k := range c.Keys() {
 		switch {
 		case k.Bucket == BucketCopies:

@@ -94,8 +94,8 @@ func (c Change) And(more Change) Change {
 	}
 }
 
-// Split returns the part of the change that writes shared records, and the rest with the events.
-func (c Change) Split() (shared, node Change) {
+// split returns the part of the change that writes shared records, and the rest with the events.
+func (c Change) split() (shared, node Change) {
 	node.Events = c.Events
 	for _, r := range c.Put {
 		if r.Key().Bucket.Shared() {
@@ -117,37 +117,39 @@ func (c Change) Split() (shared, node Change) {
 // Parts returns the change in parts that Check accepts: first those of shared records, and last the rest with the
 // events.
 func (c Change) Parts() (parts []Change) {
-	shared, rest := c.Split()
-	size := 0
-	add := func(key Key, more Change) {
-		size += key.operations()
-		if len(parts) == 0 || size > MaxShared {
-			parts, size = append(parts, Change{}), key.operations()
-		}
-		parts[len(parts)-1] = parts[len(parts)-1].And(more)
-	}
+	shared, rest := c.split()
+	var single []Change // a change for each shared record
 	for _, r := range shared.Put {
-		add(r.Key(), Change{Put: []Record{r}})
+		single = append(single, Change{Put: []Record{r}})
 	}
 	for _, k := range shared.Delete {
-		add(k, Change{Delete: []Key{k}})
+		single = append(single, Change{Delete: []Key{k}})
 	}
-	switch {
-	case len(parts) == 0 || len(rest.Put)+len(rest.Delete) > 0:
-		parts = append(parts, rest)
-	default:
-		parts[len(parts)-1].Events = rest.Events
+	for _, s := range single {
+		if last := len(parts) - 1; last >= 0 {
+			joined := parts[last].And(s)
+			if n, _ := joined.sharedOperations(); n <= MaxShared {
+				parts[last] = joined
+				continue
+			}
+		}
+		parts = append(parts, s)
 	}
+	if len(parts) == 0 || len(rest.Put)+len(rest.Delete) > 0 {
+		return append(parts, rest)
+	}
+	parts[len(parts)-1].Events = rest.Events
 	return parts
+}
+
+// WritesShared reports whether the change writes records that nodes share.
+func (c Change) WritesShared() bool {
+	return slices.ContainsFunc(c.Keys(), func(k Key) bool { return k.Bucket.Shared() })
 }
 
 // Mixed reports whether the change writes both records that nodes share and records of one node.
 func (c Change) Mixed() bool {
-	var shared, node bool
-	for _, k := range c.Keys() {
-		shared, node = shared || k.Bucket.Shared(), node || !k.Bucket.Shared()
-	}
-	return shared && node
+	return c.WritesShared() && slices.ContainsFunc(c.Keys(), func(k Key) bool { return !k.Bucket.Shared() })
 }
 
 // Keys lists the keys of the records that the change puts, then of those that it deletes.

@@ -171,8 +171,7 @@ type decision struct {
 // local reports whether the decision does not need etcd: it changes no shared records, and is no refusal that depends
 // on shared records.
 func (d decision) local() bool {
-	shared, _ := d.change.Split()
-	return len(shared.Put)+len(shared.Delete) == 0 && (d.refused == nil || !d.reads.any())
+	return !d.change.WritesShared() && (d.refused == nil || !d.reads.any())
 }
 
 // decide calls the caller's function with a view of the copy. If the decision needs etcd, it also sets guards and
@@ -212,7 +211,7 @@ var errShared = errors.New("the change has shared records")
 func (s *State) commitLocal(ctx context.Context, decide registry.Decision) (registry.Seq, error) {
 	return s.local.Commit(ctx, func(v registry.View) (registry.Change, error) {
 		change, err := decide(v)
-		if shared, _ := change.Split(); err == nil && len(shared.Put)+len(shared.Delete) > 0 {
+		if err == nil && change.WritesShared() {
 			return registry.Change{}, errShared
 		}
 		return change, err
