@@ -261,7 +261,7 @@ func writeEmpty(temp string, s schema) error {
 
 // openBolt opens the file with bbolt, and reads the state on which Open bases its decisions. The database owns the file
 // from then on. After an error, the file is closed.
-func openBolt(path string, file *os.File, throwaway bool) (db *bolt.DB, found state, err error) {
+func openBolt(path string, file *os.File, throwaway bool) (o opened, err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if r := recover(); r != nil { // a panic of bbolt, a fault of the mapped file, or damage
@@ -272,7 +272,8 @@ func openBolt(path string, file *os.File, throwaway bool) (db *bolt.DB, found st
 			_ = file.Close()
 		}
 	}()
-	db, err = bolt.Open(path, fileMode, &bolt.Options{
+	o.file = file
+	o.db, err = bolt.Open(path, fileMode, &bolt.Options{
 		OpenFile:        func(string, int, os.FileMode) (*os.File, error) { return file, nil },
 		FreelistType:    bolt.FreelistMapType,
 		InitialMmapSize: mapSize,
@@ -282,11 +283,11 @@ func openBolt(path string, file *os.File, throwaway bool) (db *bolt.DB, found st
 		NoGrowSync:      throwaway,
 	})
 	if err != nil {
-		return nil, found, registry.Errorf(registry.ErrUnavailable, "open %s: %w", path, err)
+		return o, registry.Errorf(registry.ErrUnavailable, "open %s: %w", path, err)
 	}
-	db.AllocSize = growStep
-	err = db.View(func(tx *bolt.Tx) error { found = stateOf(tx); return nil })
-	return db, found, err
+	o.db.AllocSize = growStep
+	err = o.db.View(func(tx *bolt.Tx) error { o.fileState = stateOf(tx); return nil })
+	return o, err
 }
 
 // writable reports whether the file is open for writing.

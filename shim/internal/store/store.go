@@ -98,59 +98,75 @@ func Open(ctx context.Context, options Options) (*Store, error) {
 	if err := ensureDir(filepath.Dir(path)); err != nil {
 		return nil, err
 	}
-	file, db, found, err := openVerified(ctx, path, options)
+	o, err := openVerified(ctx, path, options)
 	if err != nil {
 		return nil, err
 	}
 	s := &Store{
-		options: options, path: path, file: file, db: db, readOnly: !writable(file), window: found.window,
+		options: options, path: path, file: o.file, db: o.db, readOnly: !writable(o.file), window: o.window,
 		queue: newQueue(), stopped: make(chan struct{}),
 	}
-	if err := s.takeOver(found); err != nil {
-		_ = db.Close()
+	if err := s.takeOver(o.fileState); err != nil {
+		_ = o.db.Close()
 		return nil, err
 	}
 	return s, nil
 }
 
-// openVerified verifies and opens the file. It does not verify a file that was just created. If the previous shim has
-// released the file (Options.ReleasedAt), openVerified first opens it without verification. If the file is not as that
-// shim has left it, a second round opens it anew and verifies it.
-func openVerified(ctx context.Context, path string, options Options) (*os.File, *bolt.DB, state, error) {
-	for trusted := options.ReleasedAt != (registry.Revision{}); ; trusted = false {
-		file, created, err := openWithin(ctx, path, options)
-		if err != nil {
-			return nil, nil, state{}, err
+// opened is a state file that is open in bbolt.
+type opened struct {
+	file *os.File // bbolt's own file; bbolt closes it
+	db   *bolt.DB
+	fileState
+}
+
+// openVerified opens the file, and verifies it first unless it is as the previous shim has released it or was just
+// created.
+func openVerified(ctx context.Context, path string, options Options) (opened, error) {
+	if options.ReleasedAt != (registry.Revision{}) {
+		if o, same, err := openReleased(ctx, path, options); same || err != nil {
+			return o, err
 		}
-		if trusted && checkMetas(file) != nil {
-			_ = file.Close()
-			continue
-		}
-		if !trusted && !created {
-			if err := verifyCopy(ctx, file); err != nil {
-				if errors.Is(err, registry.ErrDamaged) {
-					err = quarantine(path, file, options.Now(), err)
-				}
-				_ = file.Close()
-				return nil, nil, state{}, err
-			}
-		}
-		db, found, err := openBolt(path, file, options.Throwaway)
-		if trusted && (err != nil || found.revision() != options.ReleasedAt) {
-			if err == nil {
-				_ = db.Close()
-			}
-			continue
-		}
-		if err == nil {
-			err = checkOpenable(path, found, options)
-			if err == nil {
-				return file, db, found, nil
-			}
-			_ = db.Close()
-		}
-		return nil, nil, found, err
 	}
+	file, created, err := openWithin(ctx, path, options)
+	if err != nil {
+		return opened{}, err
+	}
+	if !created {
+		if err := verifyCopy(ctx, file); err != nil {
+			if errors.Is(err, registry.ErrDamaged) {
+				err = quarantine(path, file, options.Now(), err)
+			}
+			_ = file.Close()
+			return opened{}, err
+		}
+	}
+	o, err := openBolt(path, file, options.Throwaway)
+	if err != nil {
+		return opened{}, err
+	}
+	return o, o.checkOpenable(path, options)
+}
+
+// openReleased opens the file without verification if it is as the previous shim has released it (Options.ReleasedAt).
+// If it is not, same is false, and the file has to be verified.
+func openReleased(ctx context.Context, path string, options Options) (o opened, same bool, err error) {
+	file, _, err := openWithin(ctx, path, options)
+	if err != nil {
+		return o, false, err
+	}
+	if checkMetas(file) != nil {
+		_ = file.Close()
+		return o, false, nil
+	}
+	if o, err = openBolt(path, file, options.Throwaway); err != nil {
+		return o, false, nil
+	}
+	if o.revision() != options.ReleasedAt {
+		_ = o.db.Close()
+		return o, false, nil
+	}
+	return o, true, o.checkOpenable(path, options)
 }
 
 // openWithin is openLocked with the limit LockLimit.
@@ -163,19 +179,19 @@ func openWithin(ctx context.Context, path string, options Options) (file *os.Fil
 	return openLocked(ctx, path, *options.schema, options.Generation != 0)
 }
 
-// state is the part of the meta bucket on which Open bases its decisions.
-type state struct {
+// fileState is the part of the meta bucket on which Open bases its decisions.
+type fileState struct {
 	window     window
 	generation registry.Generation
 	boot       string
 	seq        registry.Seq
 }
 
-func (s state) revision() registry.Revision {
+func (s fileState) revision() registry.Revision {
 	return registry.Revision{Generation: s.generation, Index: s.seq}
 }
 
-func stateOf(tx *bolt.Tx) (s state) {
+func stateOf(tx *bolt.Tx) (s fileState) {
 	for name, into := range map[string]any{
 		metaSchema: &s.window, metaGeneration: &s.generation, metaBoot: &s.boot, metaSeq: &s.seq,
 		metaFloor: new(registry.Seq), // only to find out whether it can be read
@@ -185,22 +201,23 @@ func stateOf(tx *bolt.Tx) (s state) {
 	return s
 }
 
-// checkOpenable returns an error if this build or generation may not write a file with the given state.
-func checkOpenable(path string, st state, options Options) error {
-	if err := options.schema.accepts(path, st.window); err != nil {
-		return err
+// checkOpenable closes the file and returns an error if this build or generation may not write it.
+func (o opened) checkOpenable(path string, options Options) error {
+	err := options.schema.accepts(path, o.window)
+	if err == nil && options.Generation != 0 && options.Generation < o.generation {
+		err = registry.Errorf(registry.ErrFenced, "generation %d may not open %s: generation %d owns it",
+			options.Generation, path, o.generation)
 	}
-	if options.Generation != 0 && options.Generation < st.generation {
-		return registry.Errorf(registry.ErrFenced, "generation %d may not open %s: generation %d owns it",
-			options.Generation, path, st.generation)
+	if err != nil {
+		_ = o.db.Close()
 	}
-	return nil
+	return err
 }
 
 // takeOver migrates the file and stores the generation and the boot ID in one transaction, and opens the store for
 // views. If the file is up to date, takeOver writes nothing. On a read-only file system it does not store the boot ID,
 // and fails if anything else would have to be stored.
-func (s *Store) takeOver(found state) (err error) {
+func (s *Store) takeOver(found fileState) (err error) {
 	defer recoverDamage(&err)
 	s.generation = s.options.Generation
 	if s.generation == 0 {
@@ -220,7 +237,7 @@ func (s *Store) takeOver(found state) (err error) {
 	return s.readers.publish(s.db)
 }
 
-func (s *Store) writeTakeOver(found state) error {
+func (s *Store) writeTakeOver(found fileState) error {
 	tx, err := s.db.Begin(true)
 	if err != nil {
 		return registry.Errorf(registry.ErrUnavailable, "take over %s: %w", s.path, err)
