@@ -157,25 +157,27 @@ func (s *Store) commit(requests []*request) {
 		return
 	default:
 	}
-	g := &batchAnswers{answers: make([]answer, len(requests)), shared: make([]bool, len(requests))}
-	err := catchDamage(func() error { return s.write(g, requests) })
-	if err != nil && !errors.Is(err, registry.ErrExhausted) {
-		s.fail(err)
+	out := &batchOutcome{answers: make([]answer, len(requests)), shared: make([]bool, len(requests))}
+	failed := catchDamage(func() error { return s.write(out, requests) })
+	if failed != nil && !errors.Is(failed, registry.ErrExhausted) {
+		s.fail(failed)
+		if out.sent {
+			failed = registry.Errorf(registry.ErrUncertain, "%w", failed)
+		} else {
+			failed = stoppedError(failed)
+		}
 	}
 	for i, r := range requests {
-		switch {
-		case err != nil && g.sent && g.shared[i]:
-			r.answer <- answer{0, uncertainError(err)}
-		case err != nil && (g.shared[i] || i >= g.decided):
-			r.answer <- answer{0, unwrittenError(err)}
-		default:
-			r.answer <- g.answers[i]
+		if failed != nil && (out.shared[i] || i >= out.decided) {
+			r.answer <- answer{0, failed}
+		} else {
+			r.answer <- out.answers[i]
 		}
 	}
 }
 
-// batchAnswers holds the answers to the requests of a batch, by their position in the batch.
-type batchAnswers struct {
+// batchOutcome holds the answers to the requests of a batch, by their position in it, and how far the batch has come.
+type batchOutcome struct {
 	answers []answer
 	shared  []bool // whether the answer depends on the transaction
 	decided int    // number of requests that have made their decisions
@@ -183,25 +185,9 @@ type batchAnswers struct {
 	applied []registry.Applied
 }
 
-// uncertainError returns the error of a request whose transaction was handed to the disk.
-func uncertainError(err error) error {
-	if errors.Is(err, registry.ErrExhausted) {
-		return err
-	}
-	return registry.Errorf(registry.ErrUncertain, "%w", err)
-}
-
-// unwrittenError returns the error of a request whose transaction was never handed to the disk.
-func unwrittenError(err error) error {
-	if errors.Is(err, registry.ErrExhausted) {
-		return err
-	}
-	return stoppedError(err)
-}
-
 // write runs the decisions of all requests and writes the changes, in one transaction. Of each request it runs the
 // decisions until one fails. It returns errors of the transaction, not of a request.
-func (s *Store) write(g *batchAnswers, requests []*request) error {
+func (s *Store) write(out *batchOutcome, requests []*request) error {
 	tx, err := s.db.Begin(true)
 	if err != nil {
 		return registry.Errorf(registry.ErrUnavailable, "begin: %w", err)
@@ -217,14 +203,14 @@ func (s *Store) write(g *batchAnswers, requests []*request) error {
 	}
 	for i, r := range requests {
 		for _, decide := range r.decisions {
-			if err := s.decide(g, b, i, decide); err != nil {
+			if err := s.decide(out, b, i, decide); err != nil {
 				return err
 			}
-			if g.answers[i].err != nil {
+			if out.answers[i].err != nil {
 				break
 			}
 		}
-		g.decided++
+		out.decided++
 	}
 	if !b.dirty {
 		return nil
@@ -232,60 +218,60 @@ func (s *Store) write(g *batchAnswers, requests []*request) error {
 	if err := b.finish(); err != nil {
 		return err
 	}
-	return s.publish(g, tx)
+	return s.publish(out, tx)
 }
 
 // decide runs one decision of the i-th request, and writes its change. If the decision is refused or its change cannot
 // be written for lack of space, the answer to the request has the error. decide returns only errors that end the whole
 // transaction.
-func (s *Store) decide(g *batchAnswers, b *batch, i int, decide registry.Decision) error {
-	g.shared[i] = b.dirty
+func (s *Store) decide(out *batchOutcome, b *batch, i int, decide registry.Decision) error {
+	out.shared[i] = b.dirty
 	change, err := decide(registry.View{Reader: b.reader})
 	if err != nil || change.Empty() {
-		g.answers[i] = answer{b.seq, err}
+		out.answers[i] = answer{b.seq, err}
 		return nil
 	}
 	d, err := b.draft(change)
 	if err != nil {
-		g.answers[i] = answer{0, err}
+		out.answers[i] = answer{0, err}
 		return nil
 	}
 	if s.readOnly {
-		g.answers[i] = answer{0, errReadOnly}
+		out.answers[i] = answer{0, errReadOnly}
 		return s.checkStillReadOnly()
 	}
 	if d.grows {
 		switch err := s.reserve(b.transaction.tx.Size()); {
 		case errors.Is(err, registry.ErrExhausted):
-			g.answers[i] = answer{0, err}
+			out.answers[i] = answer{0, err}
 			return nil
 		case err != nil:
 			return err
 		}
 	}
-	g.shared[i] = true
-	g.answers[i] = answer{index: d.applied.Index}
-	g.applied = append(g.applied, d.applied)
+	out.shared[i] = true
+	out.answers[i] = answer{index: d.applied.Index}
+	out.applied = append(out.applied, d.applied)
 	return b.write(d)
 }
 
 // publish commits the transaction, then shows it to views, then passes it to Options.Applied.
-func (s *Store) publish(g *batchAnswers, tx *bolt.Tx) error {
+func (s *Store) publish(out *batchOutcome, tx *bolt.Tx) error {
 	before, err := s.metas()
 	if err != nil {
 		return registry.Errorf(registry.ErrUnavailable, "read meta pages: %w", err)
 	}
-	for _, applied := range g.applied {
+	for _, applied := range out.applied {
 		s.options.Committing(applied.Change)
 	}
-	g.sent = true
+	out.sent = true
 	if err := tx.Commit(); err != nil {
 		return s.commitError(before, err)
 	}
 	if err := s.readers.publish(s.db); err != nil {
 		return err
 	}
-	for _, applied := range g.applied {
+	for _, applied := range out.applied {
 		s.options.Applied(applied)
 	}
 	return nil
