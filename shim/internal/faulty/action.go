@@ -34,8 +34,7 @@ func (p *program) do(f fault.Fault, req any) error {
 	case "panic":
 		panic("a fault: panic")
 	case "kill-self":
-		signal(os.Getpid(), unix.SIGKILL)
-		time.Sleep(time.Hour)
+		killSelf()
 	case "freeze":
 		freeze()
 	case "error":
@@ -80,14 +79,19 @@ func freeze() {
 	must(unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGSTOP))
 }
 
-func signal(pid int, s unix.Signal) { must(unix.Kill(pid, s)) }
+// killSelf kills this process, and does not return.
+func killSelf() {
+	must(unix.Kill(os.Getpid(), unix.SIGKILL))
+	time.Sleep(time.Hour)
+}
 
 var kinds = map[string]error{
 	"invalid": registry.ErrInvalid, "conflict": registry.ErrConflict, "unavailable": registry.ErrUnavailable,
-	"fenced":    registry.ErrFenced,
-	"exhausted": registry.ErrExhausted, "damaged": registry.ErrDamaged, "internal": registry.ErrInternal,
+	"fenced": registry.ErrFenced, "exhausted": registry.ErrExhausted, "damaged": registry.ErrDamaged,
+	"internal": registry.ErrInternal,
 }
 
+// answer returns the error with which a call is answered. kind is a key of kinds, or empty.
 func answer(kind string) error {
 	if kind == "" {
 		return status.Error(codes.Internal, "a fault: error")
@@ -98,7 +102,7 @@ func answer(kind string) error {
 // killHost kills the host, unless it has exited.
 func (p *program) killHost() {
 	if p.host > 1 && os.Getppid() == p.host {
-		signal(p.host, unix.SIGKILL)
+		must(unix.Kill(p.host, unix.SIGKILL))
 	}
 }
 

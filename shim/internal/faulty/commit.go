@@ -7,9 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"holdfast/internal/fault"
 	"holdfast/registry"
@@ -28,8 +25,9 @@ func (p *program) commit(point lifecycle.CommitPoint, c registry.Change) {
 	_ = p.at(c, func(f fault.Fault) bool { return f.At == name && f.After == after })
 }
 
-// killAt appends the point of a commit and its writes to the trace, and ends the process if it is the wanted point and
-// commit. The caller holds program.commits.
+// killAt appends the point of a commit and its writes to the file f.With + ".trace". It kills the process if the file
+// f.With names this point and these writes. That file has "NUMBER POINT: WRITES"; the number counts down to 1. The
+// caller holds program.commits.
 func killAt(f fault.Fault, c registry.Change) {
 	writes := describe(c)
 	if len(writes) == 0 {
@@ -57,8 +55,7 @@ func killAt(f fault.Fault, c registry.Change) {
 		return
 	}
 	must(os.Remove(f.With))
-	signal(os.Getpid(), unix.SIGKILL)
-	time.Sleep(time.Hour)
+	killSelf()
 }
 
 // describe returns the writes of a change, sorted: +BUCKET or -BUCKET, and the fields with the progress of the record.

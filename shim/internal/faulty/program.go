@@ -19,14 +19,14 @@ type program struct {
 
 	commits sync.Mutex // held while the faults of a commit are executed
 
-	mu   sync.Mutex // guards left
-	left []int      // how often each fault may still be executed, if that is limited
+	mu        sync.Mutex // guards timesLeft
+	timesLeft []int      // how often each fault may still be executed; not used for a fault without a limit
 }
 
 func newProgram(faults []fault.Fault) *program {
 	p := &program{host: os.Getppid(), faults: faults}
 	for _, f := range faults {
-		p.left = append(p.left, f.Times)
+		p.timesLeft = append(p.timesLeft, f.Times)
 	}
 	return p
 }
@@ -56,8 +56,8 @@ func (p *program) due(i int) bool {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.left[i]--
-	return f.Times == 0 || p.left[i] >= 0
+	p.timesLeft[i]--
+	return f.Times == 0 || p.timesLeft[i] >= 0
 }
 
 // method returns the name of a method in faults: Activate for /holdfast.v1.Control/Activate, and with its service for
