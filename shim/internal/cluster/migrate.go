@@ -100,21 +100,19 @@ func (m *migration) readCluster(ctx context.Context) (err error) {
 	defer cancel()
 	m.revision, err = m.readAll(ctx, func(key registry.Key, kv *mvccpb.KeyValue) error {
 		m.present[key] = string(kv.Value)
-		if key.Bucket == registry.BucketFormations {
-			record, err := decode(key, kv)
-			if f, is := record.(registry.Formation); is {
-				err = f.Check(m.expect)
-			}
-			return err
+		if key.Bucket != registry.BucketFormations && key.Bucket != registry.BucketVolumes {
+			return nil
 		}
-		if key.Bucket == registry.BucketVolumes {
-			record, err := decode(key, kv)
-			if v, is := record.(registry.Volume); is && v.External != "" {
-				m.volumes[v.VolumeKey()] = v.VolumeName()
+		record, err := decode(key, kv)
+		switch r := record.(type) {
+		case registry.Formation:
+			return r.Check(m.expect)
+		case registry.Volume:
+			if r.External != "" {
+				m.volumes[r.VolumeKey()] = r.VolumeName()
 			}
-			return err
 		}
-		return nil
+		return err
 	})
 	return err
 }
@@ -142,32 +140,36 @@ func (m *migration) readNode(v registry.View) error {
 }
 
 // add adds a record of the node to those to be moved, unless the cluster has it already. It returns an ErrConflict if
-// the cluster has another record with that key or the same volume under another name, or if the record says that
-// another node uses a volume.
+// the cluster has another record with that key or the same volume under another name, or if the record names another
+// node.
 func (m *migration) add(r registry.Record) error {
 	m.total++
-	var holder registry.NodeName
+	var node registry.NodeName // which uses or stores the volume; empty: none
 	switch r := r.(type) {
 	case registry.Claim:
-		holder = r.Node
+		node = r.Node
 	case registry.Attachment:
-		holder = r.AttachmentKey().Node
+		node = r.Node
+	case registry.EndpointUse:
+		node = r.Node
 	case registry.VolumeSnapshot:
+		node = r.Node
 		if r.State.Unfinished() { // its call may still run here, which the cluster would not know
 			return registry.Errorf(registry.ErrConflict, "%s is %s: start the agent without the cluster block, and "+
 				"wait until that has ended", nameOf(r), r.State)
 		}
 		m.addSecrets(r, r.Plugin, r.Secrets)
 	case registry.Volume:
+		node = r.Node
 		m.addSecrets(r, r.Plugin, r.Secrets)
 		if other, found := m.volumes[r.VolumeKey()]; found && other != r.VolumeName() {
 			return registry.Errorf(registry.ErrConflict,
 				"volume %q of this node is volume %q of the cluster: deregister one of them", r.VolumeName(), other)
 		}
 	}
-	if holder != "" && holder != m.node {
-		return registry.Errorf(registry.ErrConflict, "a volume is in use by node %q, but this node is called %q: "+
-			"configure the name that it had", holder, m.node)
+	if node != "" && node != m.node {
+		return registry.Errorf(registry.ErrConflict, "a volume is used or stored by node %q, but this node is called "+
+			"%q: configure the name that it had", node, m.node)
 	}
 	text, err := json.Marshal(registry.Indexed(r, 0, 0))
 	if err != nil {

@@ -134,16 +134,21 @@ func TestMigrateRefuses(t *testing.T) {
 	client := parallelWithEtcd(t)
 	other := newNode(t, client, "other")
 	registrytest.Put(t, other, volumeOf("taken", "x"), volumeOf("name", "same"))
-	elsewhere := claim("v", "a")
-	elsewhere.Node = "old-name"
 	key := registry.VolumeKey{Plugin: "p", External: "v"}
+	const otherName = `node "old-name", but this node is called "node"`
+	stored := volumeOf("stored", "stored")
+	stored.Node = "old-name"
 	for _, test := range []struct {
 		record registry.Record
 		want   string
 	}{
 		{volumeOf("taken", "y"), `the cluster has another volume "taken"`},
 		{volumeOf("another-name", "same"), `is volume "name" of the cluster`},
-		{elsewhere, `in use by node "old-name", but this node is called "node"`},
+		{claimOf("old-name", "v", "a"), otherName},
+		{registry.EndpointUse{Volume: key, Call: registry.NodeStageRPC, Target: "/mnt", Node: "old-name"}, otherName},
+		{stored, otherName},
+		{registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: "default", ID: "s", Volume: "v"},
+			Plugin: "p", Source: "v", Node: "old-name", State: registry.SnapshotReady}, otherName},
 		{registry.Intent{Volume: key, RPC: registry.CreateVolumeRPC, Outcome: registry.OutcomePending},
 			"unfinished since"},
 		{registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: "default", ID: "s", Volume: "v"},
