@@ -61,7 +61,7 @@ func (a *Attacher) FeasibleAttach(
 	at, _ := view.Attachment(registry.AttachmentKey{Volume: v.VolumeKey(), Node: to.Node})
 	by := v.ExecutedBy()
 	to.ID = at.NodeID // an attached node keeps its ID
-	if attached(view, v, u, to) || executorReady(view, by) {
+	if needsNoAttach(view, v, u, to) || executorReady(view, by) {
 		return nil
 	}
 	if by.Node == "" && !view.Executed(by.Plugin) && !controller.AwaitsAttacher(v, at) {
@@ -87,12 +87,16 @@ func executorReady(view registry.View, by registry.ExecutorKey) bool {
 	return alive && instance.Health.State == registry.Healthy
 }
 
-// attached reports whether the volume is attached as asked for, or needs no attachment, so that Attach has nothing to
-// do.
-func attached(view registry.View, v registry.Volume, u registry.Usage, to intent.AttachTo) bool {
+// needsNoAttach reports whether the volume is attached as asked for, or needs no attachment.
+func needsNoAttach(view registry.View, v registry.Volume, u registry.Usage, to intent.AttachTo) bool {
+	if v.Ephemeral {
+		return true
+	}
 	at, found := view.Attachment(registry.AttachmentKey{Volume: v.VolumeKey(), Node: to.Node})
-	return v.Ephemeral || !found && (to.Used || v.Unattached) ||
-		at.State == registry.MarkDone && at.Usage.Staging() == u.Staging() && at.NodeID == to.ID
+	if !found {
+		return to.Used || v.Unattached
+	}
+	return at.State == registry.MarkDone && at.Usage.Staging() == u.Staging() && at.NodeID == to.ID
 }
 
 // FeasibleCreate is Controller.FeasibleCreate, with the executor in place of this node's controller.
@@ -129,7 +133,7 @@ func (a *Attacher) Attach(
 			return err
 		}
 	}
-	done, err := viewed(ctx, a.calls.State, func(view registry.View) bool { return attached(view, v, u, to) })
+	done, err := viewed(ctx, a.calls.State, func(view registry.View) bool { return needsNoAttach(view, v, u, to) })
 	if err != nil || done {
 		return err
 	}
@@ -230,17 +234,18 @@ func (a *Attacher) Settle(ctx context.Context, by intent.Caller, open registry.I
 // LeaveAlteration is Controller.LeaveAlteration at the executor. If another node is the executor, left is true whenever
 // an alteration was open before the call.
 func (a *Attacher) LeaveAlteration(ctx context.Context, key registry.VolumeKey) (left bool, err error) {
-	var open registry.Intent
-	if err := a.calls.State.View(ctx, func(view registry.View) error {
-		open, left = view.Intent(key)
-		return nil
-	}); err != nil || !left || !open.RPC.Alters() {
+	open, err := viewed(ctx, a.calls.State, func(view registry.View) bool {
+		open, _ := view.Intent(key)
+		return open.RPC.Alters()
+	})
+	if err != nil || !open {
 		return false, err
 	}
 	executor, _, err := a.executor(ctx, key, "")
 	if err != nil {
 		return false, err
 	}
+	left = true
 	err = a.execute(ctx, leaveMethod, executor, request{Volume: key, To: a.thisNode()}, func() (err error) {
 		left, err = a.Controller.LeaveAlteration(ctx, key)
 		return err

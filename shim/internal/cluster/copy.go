@@ -158,7 +158,7 @@ func (s *State) Run(ctx context.Context) (err error) {
 		case !errors.Is(err, errInterrupted):
 			return err
 		}
-		s.waiting.Store(&err) // shown only until the state is ready
+		s.notReady.Store(&err) // shown only until the state is ready
 		select {
 		case <-time.After(retryPause): // a member of etcd without a leader ends each watch at once
 		case <-ctx.Done():

@@ -211,8 +211,8 @@ func newMember(t *testing.T, etcd *clientv3.Client, name string) *member {
 func (n *testNode) asMember(t *testing.T) *member {
 	t.Helper()
 	m := &member{testNode: n}
-	m.Node = &Node{State: n.State, session: newSession(n.State), plugins: &m.plugins, log: hclog.NewNullLogger()}
-	m.session.ttl = 2 * time.Second
+	m.Node = &Node{State: n.State, session: newSession(n.State, 2*time.Second), plugins: &m.plugins,
+		log: hclog.NewNullLogger()}
 	m.session.boot = func() time.Duration { return proc.BootTime() + time.Duration(m.boot.Load()) }
 	m.Executors = newExecutors(m.session, &m.plugins, time.Now, m.log)
 	m.Executors.repeat = m.repeat

@@ -99,7 +99,7 @@ func (h *etcdHealth) silence(endpoints []string) string {
 		since = "the shim started at " + h.began.UTC().Format(time.RFC3339)
 	}
 	text := fmt.Sprintf("etcd has not answered since %s (%s)", since, strings.Join(endpoints, ", "))
-	if why := status.Convert(h.failed).Message(); h.failed != nil && why != context.DeadlineExceeded.Error() {
+	if why := status.Convert(h.failed).Message(); why != "" && why != context.DeadlineExceeded.Error() {
 		text += ": " + why
 	}
 	if h.advice != nil {
@@ -128,7 +128,7 @@ func (s *State) Problem() string {
 	select {
 	case <-s.ready:
 	default:
-		if why := s.waiting.Load(); why != nil {
+		if why := s.notReady.Load(); why != nil {
 			return notJoined(*why).Error()
 		}
 	}

@@ -85,7 +85,7 @@ func TestProblemNamesTheSilentEtcd(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := runDialed(t, config.Cluster{Endpoints: []string{test.endpoint}, LeaseTTL: LeaseTTL})
+			s := runDialed(t, config.Cluster{Endpoints: []string{test.endpoint}, LeaseTTL: leaseTTL})
 			wantProblem(t, s,
 				`etcd has not answered since the shim started at `+date+` \(`+test.endpoint+`\): .*`+test.want+".*")
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)

@@ -173,9 +173,6 @@ func (e *Executors) Moved(ctx context.Context, by registry.ExecutorKey, since ui
 	return !here || term != since
 }
 
-// idle reports whether no controller call of the plugin is under way here.
-func (e *Executors) idle(plugin registry.PluginID) bool { return e.idleUpTo(plugin, math.MaxUint64) }
-
 // idleUpTo reports whether all controller calls of the plugin with numbers up to last have ended here.
 func (e *Executors) idleUpTo(plugin registry.PluginID, last uint64) bool {
 	e.mu.Lock()
@@ -210,7 +207,7 @@ func (e *Executors) Applied(a registry.Applied) {
 // Run makes this node the executor of plugins, and ends that role, until ctx ends.
 func (e *Executors) Run(ctx context.Context) error {
 	e.session.awaitFirst(ctx)
-	return e.session.follow(ctx, &e.changed, e.log, "cannot take or leave the execution of plugins", e.review)
+	return e.session.runSteps(ctx, &e.changed, e.log, "cannot take or leave the execution of plugins", e.review)
 }
 
 // review ends this node's role as the executor of plugins whose controller is not healthy here. It takes the role for
@@ -249,33 +246,40 @@ func (e *Executors) take(ctx context.Context, plugin registry.PluginID) error {
 	if lease == 0 { // Run reviews again once the lease is valid
 		return nil
 	}
-	var err error
-	for more := true; more && err == nil; {
-		_, err = registry.Ensure(ctx, e.state, func(v registry.View) (change registry.Change, err error) {
-			executor, _ := v.Executor(plugin)
-			executor.Plugin = plugin
-			own, alive := v.NodeLease(e.state.node)
-			held := v.Held(executor)
-			more = false
-			if held && executor.Holder != e.state.node || !alive || own.Lease != lease {
-				return change, nil
-			}
-			change.Delete = v.PastLateCalls(executor)
-			if len(change.Delete) > registry.Batch {
-				change.Delete, more = change.Delete[:registry.Batch], true
-			}
-			if more || held || e.state.mustTakeDown(v) && mayHaveMounts(v) {
-				return change, nil
-			}
-			next := executor.Taken(e.state.node, lease, e.now())
-			change.Put = []registry.Record{next}
-			change.Events = []registry.Event{{
-				Kind: registry.EventExecutor, Plugin: plugin, Detail: next.String(), At: e.now(),
-			}}
+	for more := true; more; {
+		_, err := registry.Ensure(ctx, e.state, func(v registry.View) (change registry.Change, err error) {
+			change, more = e.takeChange(v, plugin, lease)
 			return change, nil
 		})
+		if err != nil {
+			return err
+		}
 	}
-	return err
+	return nil
+}
+
+// takeChange returns the change that take makes. more: there are too many late calls to delete for one commit.
+func (e *Executors) takeChange(v registry.View, plugin registry.PluginID, lease int64) (c registry.Change, more bool) {
+	executor, _ := v.Executor(plugin)
+	executor.Plugin = plugin
+	own, _ := v.NodeLease(e.state.node)
+	held := v.Held(executor)
+	if held && executor.Holder != e.state.node || own.Lease != lease {
+		return c, false
+	}
+	if c.Delete = v.PastLateCalls(executor); len(c.Delete) > registry.Batch {
+		c.Delete = c.Delete[:registry.Batch]
+		return c, true
+	}
+	if held || e.state.mustTakeDown(v) && mayHaveMounts(v) {
+		return c, false
+	}
+	next := executor.Taken(e.state.node, lease, e.now())
+	c.Put = []registry.Record{next}
+	c.Events = []registry.Event{{
+		Kind: registry.EventExecutor, Plugin: plugin, Detail: next.String(), At: e.now(),
+	}}
+	return c, false
 }
 
 // leave records that this node is no longer the executor of the plugin. While the plugin runs here, the node becomes a
@@ -287,7 +291,7 @@ func (e *Executors) leave(ctx context.Context, plugin registry.PluginID) error {
 			return registry.Change{}, nil
 		}
 		executor = executor.Dropped(e.now())
-		if e.idle(plugin) && e.gone(plugin) && len(v.LateCalls(plugin, e.state.node)) == 0 {
+		if e.idleUpTo(plugin, math.MaxUint64) && e.gone(plugin) && len(v.LateCalls(plugin, e.state.node)) == 0 {
 			executor = executor.Settled(e.state.node) // nothing runs here any more
 		}
 		return registry.Change{Put: []registry.Record{executor}, Events: []registry.Event{{

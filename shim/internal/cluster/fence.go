@@ -17,6 +17,7 @@ var fenceBackoff = intent.Backoff{First: time.Second, Max: time.Minute}
 // suspect is a node that may have to be fenced. Times are readings of CLOCK_BOOTTIME.
 type suspect struct {
 	due     time.Duration // when to fence the node, or to try again
+	alive   bool          // the node is alive again, so its mark has to be removed
 	tries   uint64        // tries so far, those of earlier shims included
 	running bool          // a try is under way
 }
@@ -62,7 +63,6 @@ func (f *fencer) review(ctx context.Context) (wait time.Duration, err error) {
 	now := f.session.boot()
 	known := f.suspects
 	f.suspects = map[registry.NodeName]*suspect{}
-	aliveAgain := map[registry.NodeName]bool{} // their mark has to be removed
 	err = f.State.View(ctx, func(v registry.View) error {
 		for _, r := range v.Nodes() {
 			_, alive := v.NodeLease(r.Name)
@@ -71,12 +71,12 @@ func (f *fencer) review(ctx context.Context) (wait time.Duration, err error) {
 			if r.Name == f.State.node || r.Lost() || !toFence && !toUnmark {
 				continue
 			}
-			aliveAgain[r.Name] = alive
 			s := known[r.Name]
 			if s == nil {
 				due := now + max(f.grace(v, r.Name), f.pause(r.Fencing))
 				s = &suspect{due: due, tries: r.Fencing.Tries}
 			}
+			s.alive = alive
 			f.suspects[r.Name] = s
 		}
 		return nil
@@ -84,7 +84,7 @@ func (f *fencer) review(ctx context.Context) (wait time.Duration, err error) {
 	for name, s := range f.suspects {
 		switch {
 		case s.running:
-		case s.due <= now || aliveAgain[name]:
+		case s.due <= now || s.alive:
 			s.running = true
 			f.all.Go(func() { f.try(ctx, name, s) })
 		case wait == 0 || s.due-now < wait:

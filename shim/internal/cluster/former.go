@@ -40,13 +40,13 @@ func (e *Executors) HandOver(ctx context.Context) error {
 	defer all.Wait()
 	begun := map[registry.PluginID]bool{}
 	const failing = "calls of this node as a former executor have not ended yet"
-	return e.session.follow(ctx, &e.changed, e.log, failing, func(ctx context.Context) error {
+	return e.session.runSteps(ctx, &e.changed, e.log, failing, func(ctx context.Context) error {
 		return e.state.View(ctx, func(v registry.View) error {
 			for _, executor := range v.Executors() {
 				if !begun[executor.Plugin] && slices.Contains(executor.Former, e.state.node) {
 					begun[executor.Plugin] = true
 					h := &handOver{Executors: e, plugin: executor.Plugin}
-					all.Go(func() { _ = e.session.follow(ctx, &e.changed, e.log, failing, h.settle) })
+					all.Go(func() { _ = e.session.runSteps(ctx, &e.changed, e.log, failing, h.settle) })
 				}
 			}
 			return nil
@@ -90,14 +90,15 @@ func (h *handOver) settle(ctx context.Context) error {
 		}
 		return nil
 	})
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case !slices.Contains(executor.Former, h.state.node):
+	}
+	if !slices.Contains(executor.Former, h.state.node) {
 		h.known, h.attempts = nil, nil
 		return nil
-	case h.known == nil || h.holder != executor.Holder || h.term != executor.Term ||
-		slices.ContainsFunc(calls, h.unknown):
+	}
+	if h.known == nil || h.holder != executor.Holder || h.term != executor.Term ||
+		slices.ContainsFunc(calls, h.unknown) {
 		h.holder, h.term, h.earlier = executor.Holder, executor.Term, h.lastCall()
 	}
 	h.known = map[registry.Key]registry.Seq{}
@@ -110,17 +111,17 @@ func (h *handOver) settle(ctx context.Context) error {
 	if h.session.Lease() == 0 && len(calls) > 0 && !h.gone(h.plugin) {
 		return fmt.Errorf("calls to plugin %s are not repeated without a lease in etcd", h.plugin)
 	}
-	ended, err := h.repeatAll(ctx, calls)
+	ended, notEnded := h.repeatAll(ctx, calls)
 	for more := true; more; {
-		_, failed := registry.Ensure(ctx, h.state, func(v registry.View) (change registry.Change, err error) {
+		_, err := registry.Ensure(ctx, h.state, func(v registry.View) (change registry.Change, err error) {
 			change, more = h.settleChange(v, ended)
 			return change, nil
 		})
-		if err = errors.Join(err, failed); failed != nil {
-			break
+		if err != nil {
+			return errors.Join(notEnded, err)
 		}
 	}
-	return err
+	return notEnded
 }
 
 // unknown reports whether settle has not seen the call yet, or the call has been given up again since.
@@ -155,9 +156,9 @@ func (h *handOver) settleChange(v registry.View, ended map[registry.Key]bool) (c
 	return change, more
 }
 
-// repeatAll repeats the calls that are due at each instance of the plugin's controller on this node. It returns the
-// calls that all instances have answered, and why others may still run. If there is no instance, all calls have ended.
-func (h *handOver) repeatAll(ctx context.Context, calls []registry.LateCall) (ended map[registry.Key]bool, err error) {
+// repeatAll repeats the calls that are due at each instance of the plugin's controller on this node. It returns which
+// calls all instances have answered, and why others may still run. If there is no instance, all calls have ended.
+func (h *handOver) repeatAll(ctx context.Context, calls []registry.LateCall) (ended map[registry.Key]bool, why error) {
 	instances := h.instances(h.plugin)
 	last := h.attempts
 	h.attempts, ended = map[attemptKey]attempt{}, map[registry.Key]bool{}

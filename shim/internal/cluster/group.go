@@ -91,12 +91,12 @@ func (s *State) independent(a, b decision) bool {
 		return false
 	}
 	for key := range a.values {
-		if b.guards.cover(s.record(key)) {
+		if b.guards.covers(s.record(key)) {
 			return false
 		}
 	}
 	for key := range b.values {
-		if a.guards.cover(s.record(key)) {
+		if a.guards.covers(s.record(key)) {
 			return false
 		}
 	}

@@ -56,11 +56,7 @@ func (n *Node) leave(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var name registry.NodeName
-	err = n.State.request(ctx, func(ctx context.Context) (err error) {
-		name, _, err = n.State.nameOf(ctx, member)
-		return err
-	})
+	name, _, err := n.State.memberName(ctx, member)
 	switch {
 	case err != nil:
 		return n.noAnswer(unavailable(err))
@@ -122,9 +118,10 @@ func checkIdle(v registry.View, node registry.NodeName) error {
 	for _, r := range v.AllRefs() {
 		has = append(has, fmt.Sprintf("volume %s published for alloc %s", r.Volume.External, r.Alloc))
 	}
-	for path := range v.Paths(registry.BucketNodeIntents, "") {
-		open, _ := v.Get(registry.Key{Bucket: registry.BucketNodeIntents, Path: path}).(registry.Intent)
-		has = append(has, fmt.Sprintf("an open %s of volume %s", open.RPC, open.Name))
+	for _, open := range v.Intents() {
+		if open.RPC.OnNode() {
+			has = append(has, fmt.Sprintf("an open %s of volume %s", open.RPC, open.Name))
+		}
 	}
 	if len(has) == 0 {
 		return nil

@@ -29,7 +29,7 @@ func TestLeave(t *testing.T) {
 	registrytest.Put(t, a, held, volumeOf("vol", "vol"), group)
 	a.cut()
 	a.stop()
-	block := config.Cluster{ID: t.Name(), Endpoints: client.Endpoints(), Expect: 1, LeaseTTL: LeaseTTL}
+	block := config.Cluster{ID: t.Name(), Endpoints: client.Endpoints(), Expect: 1, LeaseTTL: leaseTTL}
 	leave := func(of *testNode, wants ...string) {
 		t.Helper()
 		of.offline(t, func(local registry.State) {

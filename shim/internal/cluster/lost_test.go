@@ -440,7 +440,7 @@ func TestManyClaimsOfALostNode(t *testing.T) {
 	local := &counted{State: n.local}
 	state := New(local, client, t.Name(), "n")
 	x := &testPlugins{}
-	executors := newExecutors(newSession(state), x, time.Now, hclog.NewNullLogger())
+	executors := newExecutors(newSession(state, leaseTTL), x, time.Now, hclog.NewNullLogger())
 	r := NewReaper(&Node{State: state, Executors: executors}, nil, nil)
 	due := func() []registry.AttachmentKey {
 		list, err := r.due(t.Context())

@@ -33,7 +33,10 @@ func CheckMember(v registry.View, id string) error {
 	if id == "" {
 		return nil
 	}
-	for range sharedKeys(v) {
+	for key := range sharedKeys(v) {
+		if key.Bucket == registry.BucketNodes { // a node that was drained has a record of itself
+			continue
+		}
 		return registry.Errorf(registry.ErrConflict, "this node has volumes that cluster %q does not know; "+
 			"start it without the cluster block, or stop the agent and move them: holdfast cluster migrate", id)
 	}
@@ -46,21 +49,11 @@ func CheckMember(v registry.View, id string) error {
 // nothing, so it can start without the cluster again.
 func (s *State) join(ctx context.Context) error {
 	for {
-		why := s.checkFormation(ctx)
-		member := ""
-		if why == nil {
-			var failed error
-			if member, why, failed = s.memberID(ctx); failed != nil {
-				return failed
-			}
+		why, failed := s.tryJoin(ctx)
+		if failed != nil || why == nil {
+			return failed
 		}
-		if why == nil {
-			why = s.register(ctx, member)
-		}
-		if why == nil {
-			return nil
-		}
-		s.waiting.Store(&why)
+		s.notReady.Store(&why)
 		select {
 		case <-time.After(time.Second):
 		case <-ctx.Done():
@@ -69,23 +62,30 @@ func (s *State) join(ctx context.Context) error {
 	}
 }
 
-// memberID returns the ID of this node as a member. It stores a new ID before the node is registered. If another member
-// has the node's name, it stores nothing, and why says so. failed: the node's store has failed.
-func (s *State) memberID(ctx context.Context) (id string, why, failed error) {
-	id, failed = viewed(ctx, s.local, func(v registry.View) string { return s.copyIn(v).Member })
-	if failed != nil || id != "" {
-		return id, nil, failed
+// tryJoin tries once to join. why says why the node has to wait, and failed why its own store has failed. A new member
+// ID is stored before the node is registered under it, and not while another member has the node's name.
+func (s *State) tryJoin(ctx context.Context) (why, failed error) {
+	if why = s.checkFormation(ctx); why != nil {
+		return why, nil
 	}
-	id = uuid.NewString()
-	if _, why = s.registered(ctx, id); why != nil {
-		return "", why, nil
+	member, failed := viewed(ctx, s.local, func(v registry.View) string { return s.copyIn(v).Member })
+	if failed != nil {
+		return nil, failed
 	}
-	_, failed = s.writeCopy(ctx, func(v registry.View) (registry.Change, error) {
-		self := s.copyIn(v)
-		self.Member = id
-		return registry.Change{Put: []registry.Record{self}}, nil
-	})
-	return id, nil, failed
+	if member == "" {
+		member = uuid.NewString()
+		if _, why = s.registered(ctx, member); why != nil {
+			return why, nil
+		}
+		if _, failed = s.writeCopy(ctx, func(v registry.View) (registry.Change, error) {
+			self := s.copyIn(v)
+			self.Member = member
+			return registry.Change{Put: []registry.Record{self}}, nil
+		}); failed != nil {
+			return nil, failed
+		}
+	}
+	return s.register(ctx, member), nil
 }
 
 // checkFormation returns an error if the cluster expects another number of nodes than this node does. A registered node
@@ -117,49 +117,39 @@ func (s *State) read(ctx context.Context, key registry.Key) (registry.Record, er
 	return decode(key, found.Kvs[0])
 }
 
-// declaredLost reports whether the record of a node with this name says out of service, fenced or forgotten. If so,
-// another machine may take the name. If the record cannot be read, declaredLost returns false.
-func (s *State) declaredLost(ctx context.Context) bool {
-	key := registry.NodeRecord(s.node)
-	found, err := s.kv.Get(ctx, s.record(key))
-	if err != nil || len(found.Kvs) == 0 {
-		return false
-	}
-	record, err := decode(key, found.Kvs[0])
-	node, is := record.(registry.Node)
-	return err == nil && is && node.Lost()
-}
-
-// registered returns the node's key in etcd with its value; nil: there is none. It returns an ErrConflict if another
-// member has the name of the node, or if this member has another name.
-func (s *State) registered(ctx context.Context, member string) (kv *mvccpb.KeyValue, err error) {
-	var name registry.NodeName
-	var other bool
-	err = s.request(ctx, func(ctx context.Context) (err error) {
-		if name, kv, err = s.nameOf(ctx, member); err == nil && kv != nil && name != s.node {
-			other = !s.declaredLost(ctx)
-		}
-		return err
-	})
+// registered returns the node's key in etcd with its value; nil: there is none. It returns an ErrConflict if this
+// member has another name, or if another member has the name of the node. A lost node's name is free.
+func (s *State) registered(ctx context.Context, member string) (*mvccpb.KeyValue, error) {
+	name, own, err := s.memberName(ctx, member)
 	switch {
 	case err != nil:
 		return nil, err
 	case name != "" && name != s.node:
 		return nil, s.wrongName(name)
-	case other:
-		err = registry.Errorf(registry.ErrConflict, "another member of the cluster has the name %q; give this node "+
-			"another name, or declare the other one out of service", s.node)
+	case own == nil || name == s.node:
+		return own, nil
 	}
-	return kv, err
+	other, err := s.read(ctx, registry.NodeRecord(s.node))
+	if err != nil {
+		return nil, err
+	}
+	if node, _ := other.(registry.Node); !node.Lost() {
+		return nil, registry.Errorf(registry.ErrConflict, "another member of the cluster has the name %q; give this "+
+			"node another name, or declare the other one out of service", s.node)
+	}
+	return own, nil
 }
 
-// nameOf returns the name that etcd has for a member; empty: none. own is the key with the name of this node; nil:
+// memberName returns the name that etcd has for a member; empty: none. own is the key with the name of this node; nil:
 // there is none.
-func (s *State) nameOf(
+func (s *State) memberName(
 	ctx context.Context, member string,
 ) (name registry.NodeName, own *mvccpb.KeyValue, err error) {
-	all, err := s.kv.Get(ctx, s.keys.node(""), clientv3.WithPrefix())
-	if err != nil {
+	var all *clientv3.GetResponse
+	if err := s.request(ctx, func(ctx context.Context) (err error) {
+		all, err = s.kv.Get(ctx, s.keys.node(""), clientv3.WithPrefix())
+		return err
+	}); err != nil {
 		return "", nil, err
 	}
 	for _, kv := range all.Kvs {

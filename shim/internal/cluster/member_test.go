@@ -9,6 +9,8 @@ import (
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
@@ -34,7 +36,7 @@ func whyItWaits(t *testing.T, s *State) (why error) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	s.kv = secondTry{s.kv, s.record(registry.Formation{Cluster: s.id}.Key()), &atomic.Int32{},
-		func() { why = *s.waiting.Load(); cancel() }}
+		func() { why = *s.notReady.Load(); cancel() }}
 	if err := s.Run(ctx); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
@@ -47,6 +49,20 @@ func wantNoMember(t *testing.T, local registry.State) {
 	if err := local.View(t.Context(), func(v registry.View) error { return CheckMember(v, "") }); err != nil {
 		t.Error(err)
 	}
+}
+
+// failingOnce fails the first read of a key.
+type failingOnce struct {
+	clientv3.KV
+	key    string
+	failed *atomic.Bool
+}
+
+func (f failingOnce) Get(ctx context.Context, key string, o ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	if key == f.key && f.failed.CompareAndSwap(false, true) {
+		return nil, status.Error(codes.Unavailable, "etcd has no leader")
+	}
+	return f.KV.Get(ctx, key, o...)
 }
 
 // TestNameOfAnotherMember starts a node with the name of another member. The node waits, and does not fence the member.
@@ -63,6 +79,11 @@ func TestNameOfAnotherMember(t *testing.T) {
 		wantNoMember(t, local)
 	})
 	registrytest.Put(t, first, claim("v", "a"), registry.Node{Name: "node", State: registry.NodeOutOfService, Epoch: 1})
+	s := New(nil, client, t.Name(), "node")
+	s.kv = failingOnce{s.kv, s.record(registry.NodeRecord("node")), &atomic.Bool{}}
+	if _, err := s.registered(t.Context(), "another"); err != nil {
+		t.Errorf("the name of a lost node, whose record is read in the second try: %v", err)
+	}
 	second.start(t) // a machine that replaces a lost one
 	registrytest.Put(t, second, claim("v", "b"))
 }
@@ -165,6 +186,7 @@ func TestCheckMember(t *testing.T) {
 		{"new node", nil, "a", ""},
 		{"node without a cluster", volume, "", ""},
 		{"node with volumes", volume, "a", "holdfast cluster migrate"},
+		{"node without volumes that was drained", registry.Node{Name: "node", State: registry.NodeReady}, "a", ""},
 		{"member", registry.Copy{Cluster: "a"}, "a", ""},
 		{"member without its cluster", registry.Copy{Cluster: "a"}, "", "configure it with the cluster block"},
 		{"member of another cluster", registry.Copy{Cluster: "b"}, "a", `member of cluster "b"`},

@@ -8,7 +8,9 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -73,8 +75,7 @@ func NewNode(o Options) (*Node, error) {
 	if o.Sending != nil {
 		n.State.sending = o.Sending
 	}
-	n.session = newSession(n.State)
-	n.session.ttl = o.Cluster.LeaseTTL.Truncate(time.Second) // etcd counts whole seconds
+	n.session = newSession(n.State, o.Cluster.LeaseTTL.Truncate(time.Second)) // etcd counts whole seconds
 	if o.Cluster.LostNodes == config.LostFence {
 		n.fence = o.Fence
 	}
@@ -183,7 +184,7 @@ func (n *Node) warnUnjoined(ctx context.Context) {
 	case <-ctx.Done():
 	case <-time.After(tryTimeout):
 		why := errors.New(n.State.silence())
-		if known := n.State.waiting.Load(); known != nil {
+		if known := n.State.notReady.Load(); known != nil {
 			why = *known
 		}
 		n.log.Warn("this node has not joined its cluster; volumes cannot be claimed or changed until it has", "etcd",
@@ -215,7 +216,7 @@ func (n *Node) describe(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	const failing = "cannot describe this node to the cluster"
-	return n.session.follow(ctx, &n.described, n.log, failing, func(ctx context.Context) error {
+	return n.session.runSteps(ctx, &n.described, n.log, failing, func(ctx context.Context) error {
 		err := n.describeNow(ctx)
 		if errors.Is(err, registry.ErrInvalid) { // trying again does not help
 			cancel(err)
@@ -236,14 +237,14 @@ func (n *Node) describeNow(ctx context.Context) error {
 	_, err := registry.Ensure(ctx, n.State, func(v registry.View) (change registry.Change, err error) {
 		record, found := v.Node(n.State.node)
 		expectErr = v.Formation().Check(n.State.expect)
-		joins := !found || record.State == registry.NodeForgotten
+		isForgotten := record.State == registry.NodeForgotten
+		joins := !found || isForgotten
 		switch {
-		case !joins:
-		case expectErr != nil:
+		case joins && expectErr != nil:
 			return change, expectErr
-		case found:
+		case isForgotten:
 			record.State = registry.NodeOutOfService
-		default:
+		case !found:
 			record = registry.Node{Name: n.State.node, State: registry.NodeReady, Since: n.Executors.now()}
 		}
 		if joins || record.Version != n.version || !slices.EqualFunc(record.Plugins, plugins, samePlugin) {
@@ -287,11 +288,11 @@ func (n *Node) form(v registry.View, change *registry.Change) {
 	change.Put = append(change.Put, f)
 }
 
+// samePlugin reports whether two descriptions are equal. An empty list or map equals nil.
 func samePlugin(a, b registry.NodePlugin) bool {
-	return a.Plugin == b.Plugin && a.Node == b.Node && a.Controller == b.Controller && a.NodeID == b.NodeID &&
-		a.Local == b.Local && a.NodeUnhealthy == b.NodeUnhealthy && a.ControllerUnhealthy == b.ControllerUnhealthy &&
-		slices.Equal(a.Capabilities, b.Capabilities) && a.MaxVolumes == b.MaxVolumes &&
-		registry.Topologies([]registry.Topology{a.Topology}) == registry.Topologies([]registry.Topology{b.Topology})
+	sameLists := slices.Equal(a.Capabilities, b.Capabilities) && maps.Equal(a.Topology, b.Topology)
+	a.Capabilities, a.Topology, b.Capabilities, b.Topology = nil, nil, nil, nil
+	return sameLists && reflect.DeepEqual(a, b)
 }
 
 // PluginsOf describes the plugins of this node, sorted by name.

@@ -70,7 +70,7 @@ func (r *reads) guards(c registry.Change, since int64) guards {
 		all[guard{prefix, true}] = since
 	}
 	addKey := func(key string) {
-		if !all.cover(key) {
+		if !all.covers(key) {
 			all[guard{key, false}] = since
 		}
 	}
@@ -115,8 +115,8 @@ func (g guards) mergeByBucket(k keys) guards {
 	return merged
 }
 
-// cover reports whether the guards notice a change of the key.
-func (g guards) cover(key string) bool {
+// covers reports whether the guards notice a change of the key.
+func (g guards) covers(key string) bool {
 	if _, found := g[guard{key, false}]; found {
 		return true
 	}

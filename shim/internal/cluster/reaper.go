@@ -48,7 +48,7 @@ func (r *Reaper) Run(ctx context.Context) error {
 	var all sync.WaitGroup
 	defer all.Wait()
 	const failing = "cannot release the volumes of lost nodes"
-	return r.session.follow(ctx, &r.changes, r.log, failing, func(ctx context.Context) error {
+	return r.session.runSteps(ctx, &r.changes, r.log, failing, func(ctx context.Context) error {
 		due, err := r.due(ctx)
 		for _, k := range due {
 			if r.running.begin(k) {
@@ -69,24 +69,24 @@ func (r *Reaper) due(ctx context.Context) (list []registry.AttachmentKey, err er
 	defer r.mu.Unlock()
 	found := map[registry.AttachmentKey]bool{} // attached or not
 	err = r.State.View(ctx, func(v registry.View) error {
-		gone := map[registry.NodeName]bool{} // lost nodes that may have something left
-		for _, node := range v.Nodes() {
-			_, alive := v.NodeLease(node.Name)
-			if node.Lost() && !alive && node.Name != r.State.node && r.clean[node.Name] != node.Epoch {
-				gone[node.Name] = true
-				r.clean[node.Name] = node.Epoch // unless something is found below
+		gone := r.gone(v)
+		for name, epoch := range gone {
+			if r.clean[name] == epoch {
+				delete(gone, name)
 			}
+			r.clean[name] = epoch // unless something is found below
 		}
 		if len(gone) == 0 {
 			return nil
 		}
 		for _, c := range v.AllClaims() {
-			if gone[c.Node] {
+			if _, is := gone[c.Node]; is {
 				found[registry.AttachmentKey{Volume: c.Volume, Node: c.Node}] = false
 			}
 		}
 		for _, at := range v.AllAttachments() {
-			if gone[at.Node] && !v.StoredOn(at.Volume, at.Node) { // only its own node can detach a stored volume
+			// only its own node can detach a stored volume
+			if _, is := gone[at.Node]; is && !v.StoredOn(at.Volume, at.Node) {
 				found[at.AttachmentKey()] = true
 			}
 		}
@@ -108,22 +108,31 @@ func (r *Reaper) due(ctx context.Context) (list []registry.AttachmentKey, err er
 // stay: their clients can end them at another endpoint.
 func (r *Reaper) endUses(ctx context.Context) error {
 	return registry.EnsureAll(ctx, r.State, func(v registry.View) (change registry.Change, err error) {
-		for _, node := range v.Nodes() {
-			if !node.Lost() || node.Name == r.State.node {
-				continue
-			}
-			if _, alive := v.NodeLease(node.Name); alive {
-				continue
-			}
-			for _, use := range v.AllEndpointUses() {
-				mounts := use.Node == node.Name && intent.RoleOf(use.Call) == registry.RoleNode
-				if mounts && len(change.Delete) < registry.Batch {
-					change.Delete = append(change.Delete, use.Key())
-				}
+		gone := r.gone(v)
+		if len(gone) == 0 {
+			return change, nil
+		}
+		for _, use := range v.AllEndpointUses() {
+			_, is := gone[use.Node]
+			isMount := intent.RoleOf(use.Call) == registry.RoleNode
+			if is && isMount && len(change.Delete) < registry.Batch {
+				change.Delete = append(change.Delete, use.Key())
 			}
 		}
 		return change, nil
 	})
+}
+
+// gone returns the epochs of the other nodes that were declared lost and are not alive again.
+func (r *Reaper) gone(v registry.View) map[registry.NodeName]uint64 {
+	epochs := map[registry.NodeName]uint64{}
+	for _, node := range v.Nodes() {
+		_, alive := v.NodeLease(node.Name)
+		if node.Lost() && !alive && node.Name != r.State.node {
+			epochs[node.Name] = node.Epoch
+		}
+	}
+	return epochs
 }
 
 // mayRelease reports whether this node may release the volume of a lost node: if only that node could detach it, if

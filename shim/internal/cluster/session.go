@@ -16,14 +16,11 @@ import (
 	"holdfast/registry"
 )
 
-// LeaseTTL is how long a node counts as alive after etcd has last heard from it.
-const LeaseTTL = 10 * time.Second
-
 // session keeps the lease of this node's shim. The end of a lease never frees a claim: it makes the node suspect, and
 // lets other nodes become the executors of its plugins.
 type session struct {
 	state *State
-	ttl   time.Duration
+	ttl   time.Duration        // how long the node counts as alive after etcd has last heard from it
 	boot  func() time.Duration // CLOCK_BOOTTIME, which also advances while the machine is suspended
 	valid broadcast            // fires when the lease becomes valid again
 
@@ -35,9 +32,9 @@ type session struct {
 	until time.Duration // the lease is certainly valid before this time
 }
 
-func newSession(s *State) *session {
+func newSession(s *State, ttl time.Duration) *session {
 	first := make(chan struct{})
-	return &session{state: s, ttl: LeaseTTL, boot: proc.BootTime, first: first,
+	return &session{state: s, ttl: ttl, boot: proc.BootTime, first: first,
 		renewed: sync.OnceFunc(func() { close(first) })}
 }
 
@@ -111,16 +108,23 @@ func (s *session) renew(ctx context.Context) error {
 	s.mu.Lock()
 	lease := s.lease
 	s.mu.Unlock()
-	sent := s.boot()
-	if lease != 0 {
-		_, err := s.state.client.KeepAliveOnce(ctx, lease)
-		if err == nil {
-			s.extend(lease, sent)
-		}
-		if !errors.Is(err, rpctypes.ErrLeaseNotFound) {
-			return err
-		}
+	if lease == 0 {
+		return s.grant(ctx)
 	}
+	sent := s.boot()
+	_, err := s.state.client.KeepAliveOnce(ctx, lease)
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		return s.grant(ctx)
+	}
+	if err == nil {
+		s.extend(lease, sent)
+	}
+	return err
+}
+
+// grant gets a new lease, and binds the record of this node's lease to it.
+func (s *session) grant(ctx context.Context) error {
+	sent := s.boot()
 	granted, err := s.state.client.Grant(ctx, int64(s.ttl/time.Second))
 	if err != nil {
 		return err

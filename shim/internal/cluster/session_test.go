@@ -12,6 +12,8 @@ import (
 	"holdfast/registry"
 )
 
+const leaseTTL = 10 * time.Second
+
 // TestLateRequestDoesNotBindAnotherLease delays the request that binds a node's key to a lease. Meanwhile the next
 // request binds the key to another lease. The key stays with that lease, which is renewed.
 func TestLateRequestDoesNotBindAnotherLease(t *testing.T) {
@@ -19,7 +21,7 @@ func TestLateRequestDoesNotBindAnotherLease(t *testing.T) {
 	n := newNode(t, client, "node")
 	kv, sendFirst := delayingFirst(n.kv, func() {})
 	n.kv = kv
-	s := newSession(n.State)
+	s := newSession(n.State, leaseTTL)
 	if err := s.renew(t.Context()); err == nil {
 		t.Fatal("the lost request succeeded")
 	}
@@ -67,8 +69,7 @@ func TestTombstoneWaitsNoLongerThanItsCaller(t *testing.T) {
 // TestFullEtcdThatIsDefragmentedHearsFromTheNode runs with a full etcd that renews leases, but answers no change.
 func TestFullEtcdThatIsDefragmentedHearsFromTheNode(t *testing.T) {
 	n := newNode(t, parallelWithEtcd(t), "node")
-	s := newSession(n.State)
-	s.ttl = 2 * time.Second
+	s := newSession(n.State, 2*time.Second)
 	if err := s.renew(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -36,7 +36,7 @@ type State struct {
 	expect   int                   // the number of nodes that form the cluster, as configured; 0: not known
 	ready    chan struct{}         // closed once own is set and the copy has that revision
 	own      int64                 // the revision at which this shim became the active one of its node
-	waiting  atomic.Pointer[error] // why the node is not ready; nil: it is not known
+	notReady atomic.Pointer[error] // why the node is not ready; nil: it is not known
 	copy     copyProgress
 	health   *etcdHealth
 	abandon  context.CancelCauseFunc // ends Run; set before ready is closed
@@ -97,7 +97,7 @@ func (s *State) awaitReady(ctx context.Context) error {
 		if s.copy.full.Load() != nil {
 			return registry.Errorf(registry.ErrUnavailable, "%w", s.copy.behind(ctx))
 		}
-		if why := s.waiting.Load(); why != nil {
+		if why := s.notReady.Load(); why != nil {
 			return notJoined(*why)
 		}
 		return registry.Errorf(registry.ErrUnavailable, "%s: %w", s.silence(), context.Cause(ctx))
@@ -287,7 +287,7 @@ func (s *State) write(ctx context.Context, d decision, answered func()) (at regi
 		return d.index, true, d.refused
 	}
 	s.health.recordChange()
-	at, err = s.await(ctx, applied, answer.Header.Revision)
+	at, err = s.awaitCopy(ctx, applied, answer.Header.Revision)
 	return at, true, err
 }
 
@@ -361,8 +361,8 @@ func (s *State) Settle(ctx context.Context) error {
 	if err := s.awaitReady(ctx); err != nil {
 		return err
 	}
-	doubts := s.doubts.Load()
-	if s.settled.Load() >= doubts {
+	doubts, settled := s.doubts.Load(), s.settled.Load()
+	if settled >= doubts {
 		return nil
 	}
 	revision, err := s.changeBarrier(ctx)
@@ -372,9 +372,7 @@ func (s *State) Settle(ctx context.Context) error {
 	if err != nil {
 		return unavailable(err)
 	}
-	for settled := s.settled.Load(); settled < doubts && !s.settled.CompareAndSwap(settled, doubts); {
-		settled = s.settled.Load()
-	}
+	s.settled.CompareAndSwap(settled, doubts) // if another Settle was faster, the next one changes the barrier again
 	return nil
 }
 
@@ -394,8 +392,10 @@ func (s *State) changeBarrier(ctx context.Context) (revision int64, err error) {
 	return revision, err
 }
 
-// await waits until the copy of this node has a commit that etcd has at a revision.
-func (s *State) await(ctx context.Context, applied <-chan registry.Seq, revision int64) (at registry.Seq, err error) {
+// awaitCopy waits until the copy of this node has a commit that etcd has at a revision.
+func (s *State) awaitCopy(
+	ctx context.Context, applied <-chan registry.Seq, revision int64,
+) (at registry.Seq, err error) {
 	select {
 	case at, known := <-applied:
 		if known {

@@ -234,20 +234,6 @@ func TestSettleEndsCommits(t *testing.T) {
 	registrytest.Put(t, n, claim("v", "b"))
 }
 
-// TestTransactionThatEtcdRefuses commits more than etcd takes in one transaction. Nothing is repeated or written.
-func TestTransactionThatEtcdRefuses(t *testing.T) {
-	n := newNode(t, parallelWithEtcd(t), "node")
-	if _, err := n.Commit(t.Context(), deciding(large("v"))); !errors.Is(err, registry.ErrInternal) {
-		t.Errorf("a record of 1.6 MB: %v", err)
-	}
-	registrytest.Put(t, n, claim("v", "a"))
-	look(t, n, func(v registry.View) {
-		if len(v.AllClaims()) != 1 || len(v.Volumes()) != 0 {
-			t.Errorf("%d claims, %d volumes", len(v.AllClaims()), len(v.Volumes()))
-		}
-	})
-}
-
 // large returns a record that is too large for a transaction of etcd.
 func large(id string) registry.Record {
 	v := volumeOf(id, id)
