@@ -136,7 +136,7 @@ func Replace(to io.Writer, text string) {
 	}
 	line := []rune(Escape(text))
 	if len(line) >= width {
-		line = append(line[:width-2], '…')
+		line = append(line[:max(width-2, 0)], '…')[:width-1]
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()

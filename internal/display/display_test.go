@@ -120,14 +120,17 @@ func TestReplaceKeepsToOneLineOfTheTerminal(t *testing.T) {
 	if got := Columns(w); got != defaultColumns {
 		t.Errorf("%d columns of a terminal without a size", got)
 	}
-	if err := unix.IoctlSetWinsize(int(operator.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Col: 20, Row: 5}); err != nil {
-		t.Fatal(err)
-	}
-	Replace(w, "waiting\x1b for a volume that takes long")
-	got := make([]byte, 100)
-	length, err := operator.Read(got)
-	if want := "\r\x1b[Kwaiting\\u001b for …"; err != nil || string(got[:length]) != want {
-		t.Errorf("%q, %v, want %q", got[:length], err, want)
+	for columns, want := range map[uint16]string{20: "waiting\\u001b for …", 2: "…", 1: ""} {
+		size := &unix.Winsize{Col: columns, Row: 5}
+		if err := unix.IoctlSetWinsize(int(operator.Fd()), unix.TIOCSWINSZ, size); err != nil {
+			t.Fatal(err)
+		}
+		Replace(w, "waiting\x1b for a volume that takes long")
+		got := make([]byte, 100)
+		length, err := operator.Read(got)
+		if want := "\r\x1b[K" + want; err != nil || string(got[:length]) != want {
+			t.Errorf("%d columns: %q, %v, want %q", columns, got[:length], err, want)
+		}
 	}
 	if Columns(NewWriter(&bytes.Buffer{})) != 0 || Columns(&bytes.Buffer{}) != 0 {
 		t.Error("a buffer has a width")
