@@ -126,6 +126,9 @@ func Columns(to io.Writer) int {
 	return int(size.Col)
 }
 
+// CanReplace reports whether Replace can write to an output: a terminal that knows escape sequences.
+func CanReplace(to io.Writer) bool { return Columns(to) > 0 && os.Getenv("TERM") != "dumb" }
+
 // Replace replaces the last line of a terminal. An empty text clears the line. The text is escaped and cut to the width
 // of the terminal.
 func Replace(to io.Writer, text string) {

@@ -132,6 +132,12 @@ func TestReplaceKeepsToOneLineOfTheTerminal(t *testing.T) {
 			t.Errorf("%d columns: %q, %v, want %q", columns, got[:length], err, want)
 		}
 	}
+	for term, want := range map[string]bool{"xterm": true, "dumb": false} {
+		t.Setenv("TERM", term)
+		if CanReplace(w) != want || CanReplace(NewWriter(&bytes.Buffer{})) {
+			t.Errorf("TERM=%s: want %v, and false for a buffer", term, want)
+		}
+	}
 	if Columns(NewWriter(&bytes.Buffer{})) != 0 || Columns(&bytes.Buffer{}) != 0 {
 		t.Error("a buffer has a width")
 	}

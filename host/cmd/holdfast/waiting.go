@@ -36,7 +36,7 @@ func (w *waiter) report(text string, since time.Time) {
 		line = fmt.Sprintf("waited %s so far: %s", display.Span(waited), clean(text))
 	}
 	switch {
-	case display.Columns(w.to) > 0 && !w.json:
+	case display.CanReplace(w.to) && !w.json:
 		display.Replace(w.to, line)
 	case text == "" || now().Sub(w.last) < waitInterval:
 	case w.json:
