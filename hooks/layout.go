@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"path/filepath"
 	"strings"
+	"unicode/utf8"
 
 	"holdfast/registry"
 )
@@ -123,6 +124,9 @@ func (l Layout) Check() error {
 	for _, dir := range []string{l.Run, l.State} {
 		if !filepath.IsAbs(dir) || filepath.Clean(dir) != dir || dir == "/" {
 			return registry.Invalid("directory %q must be an absolute path without \"..\" and double slashes", dir)
+		}
+		if !utf8.ValidString(dir) {
+			return registry.Invalid("directory %q is not valid UTF-8, as paths of CSI must be; choose another", dir)
 		}
 	}
 	if n := len(l.Socket(registry.TaskKey{})); n > MaxSocketPath {

@@ -126,7 +126,7 @@ func TestCheckLimits(t *testing.T) {
 	if socket != 107 || volume != 128 {
 		t.Errorf("longest socket is %d bytes, longest target %d; want 107 and 128", socket, volume)
 	}
-	for _, bad := range []string{"", "relative", "/", "/a/../b", "/a//b", "/a/"} {
+	for _, bad := range []string{"", "relative", "/", "/a/../b", "/a//b", "/a/", "/a\xff"} {
 		if fits(Layout{Run: bad, State: "/s"}) || fits(Layout{Run: "/r", State: bad}) {
 			t.Errorf("directory %q is accepted", bad)
 		}

@@ -273,6 +273,9 @@ func TestExitCodes(t *testing.T) {
 		"plugin list --run-dir=" + dir:       exitNoAgent,
 		"volume list --state-dir=" + dir:     exitNoAgent,
 		"alloc status a b --run-dir=" + dir:  exitUsage,
+		"snapshot create v s\xff " + nobody:  exitUsage,
+		"alloc exec a -- rm \xff":            exitUsage,
+		"job run --var=x=\xff " + bad:        exitUsage,
 	} {
 		var out, errs bytes.Buffer
 		if got := run(strings.Fields(line), &out, &errs); got != want {

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/spf13/cobra"
@@ -207,9 +208,9 @@ Exit codes:
 	root.TraverseChildren = true // so that an error names an unknown flag that stands before a subcommand
 	root.Version = host.Version
 	root.SetVersionTemplate("holdfast {{.Version}}\n")
-	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
+	root.PersistentPreRunE = func(c *cobra.Command, args []string) error {
 		p.startTrace(c)
-		return errors.Join(p.checkLevel(), p.checkAddress(), checkFlags(c.Flags()))
+		return errors.Join(p.checkLevel(), p.checkAddress(), checkFlags(c.Flags()), checkUTF8(args))
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagValueError(err)} })
 	flags := root.PersistentFlags()
@@ -332,6 +333,9 @@ func (p *program) checkLevel() error {
 func checkFlags(flags *pflag.FlagSet) (err error) {
 	paths := []string{"state-dir", "run-dir", "address", "shim", "config"}
 	flags.VisitAll(func(f *pflag.Flag) {
+		if f.Changed && !utf8.ValidString(f.Value.String()) {
+			err = errors.Join(err, badFlag(f.Name, " %q is not valid UTF-8", f.Value))
+		}
 		if f.Changed && f.Value.String() == "" && slices.Contains(paths, f.Name) {
 			err = errors.Join(err, badFlag(f.Name, " is empty: leave it out for the default"))
 		}
@@ -343,6 +347,16 @@ func checkFlags(flags *pflag.FlagSet) (err error) {
 		}
 	})
 	return err
+}
+
+// checkUTF8 refuses arguments that JSON and protobuf cannot pass on unchanged.
+func checkUTF8(args []string) error {
+	for _, arg := range args {
+		if !utf8.ValidString(arg) {
+			return usageError{fmt.Errorf("argument %q is not valid UTF-8", arg)}
+		}
+	}
+	return nil
 }
 
 // checkAddress refuses an address that is not a unix socket.
