@@ -43,6 +43,9 @@ func newCommand(r request, files cgroupFiles) (*command, error) {
 		if err := os.Lchown(t.localDir(), int(cred.Uid), int(cred.Gid)); err != nil {
 			return nil, fmt.Errorf("change the owner of %s to user %s: %w", t.localDir(), t.User, err)
 		}
+		if err := os.Chmod(t.allocDir(), 0o777); err != nil { // tasks of several users may share it
+			return nil, fmt.Errorf("let user %s write to %s: %w", t.User, t.allocDir(), err)
+		}
 	}
 	c := &command{path: t.Command, argv: append([]string{t.Command}, t.Args...), files: files}
 	c.attr.Sys = &syscall.SysProcAttr{Setsid: true, Credential: cred}

@@ -90,7 +90,7 @@ func TestTaskRunsAsItsUser(t *testing.T) {
 		t.Skip("a user namespace with one user has no second one")
 	}
 	needMounts(t)
-	task := shell(t, `id -u; id -g; touch /local/mine /secrets/mine; cat /secrets/given
+	task := shell(t, `id -u; id -g; touch /local/mine /secrets/mine /alloc/mine; cat /secrets/given
 		if touch /etc/mine; then exit 3; fi`)
 	task.User = "65534:65533"
 	task.Files = []File{{"secrets/given", 0o400, []byte("his\n")}}
