@@ -82,7 +82,7 @@ func (s *Server) PassToExecutor(
 		return nil, wire.Status(err)
 	}
 	if err := a.Cluster.Ready(ctx); err != nil {
-		return nil, wire.Status(err)
+		return nil, a.status(ctx, err)
 	}
 	bound, cancel := a.whileActive(ctx)
 	defer cancel()

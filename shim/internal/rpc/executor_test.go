@@ -1,12 +1,39 @@
 package rpc
 
 import (
+	"context"
+	"errors"
 	"testing"
+	"time"
 
+	"github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc"
+
+	"holdfast/config"
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
+	"holdfast/shim/internal/cluster"
 )
+
+// A shim that is replaced before it has joined its cluster leaves the call to the next shim.
+func TestCallThatWaitsForTheClusterGoesToTheNextShim(t *testing.T) {
+	e := newEnv(t)
+	var err error
+	e.active.Cluster, err = cluster.NewNode(cluster.Options{
+		Cluster: config.Cluster{ID: "c", Endpoints: []string{"http://127.0.0.1:1"}, LeaseTTL: time.Second},
+		Node:    "here", Local: e.log, Plugins: e.table, Now: time.Now, Logger: hclog.NewNullLogger()})
+	must(t, err)
+	t.Cleanup(func() { _ = e.active.Cluster.Close() })
+	e.release(errors.New("released"))
+	_ = e.active.Cluster.State.Run(e.active.Context)
+	_, err = e.server.PassToExecutor(t.Context(), &pb.ExpandVolumeRequest{},
+		&grpc.UnaryServerInfo{FullMethod: pb.Volumes_Expand_FullMethodName},
+		func(context.Context, any) (any, error) { return nil, errors.New("carried out here") })
+	if !notActive(err) {
+		t.Errorf("the caller gets %v", err)
+	}
+}
 
 // Each node has a plugin that keeps volumes on their node. The call for a volume goes to the volume's node, even if
 // that node is lost, unless the call only removes the record.
