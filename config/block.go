@@ -1,7 +1,9 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -24,6 +26,14 @@ type block struct {
 	ctx    *hcl.EvalContext
 	head   hcl.Range        // range of diagnostics about the whole block
 	syntax *hclsyntax.Block // nil for a file
+}
+
+// attributes returns the attributes of a body in source order. Their evaluation in another order would exhaust the
+// budget at another attribute.
+func attributes(body *hclsyntax.Body) []*hclsyntax.Attribute {
+	return slices.SortedFunc(maps.Values(body.Attributes), func(a, b *hclsyntax.Attribute) int {
+		return cmp.Compare(a.NameRange.Start.Byte, b.NameRange.Start.Byte)
+	})
 }
 
 // inner returns the blocks in b in source order, with dynamic blocks expanded.

@@ -9,12 +9,12 @@ import (
 // objects, with their labels under "labels".
 func (d *decoder) carry(b block, ours ...string) map[string]any {
 	out := map[string]any{}
-	for name, attr := range b.body.Attributes {
-		if slices.Contains(ours, name) {
+	for _, attr := range attributes(b.body) {
+		if slices.Contains(ours, attr.Name) {
 			continue
 		}
 		if v, ok := d.value(attr.Expr, b.ctx); ok {
-			out[name] = jsonValue(v)
+			out[attr.Name] = jsonValue(v)
 		}
 	}
 	for _, inner := range d.inner(b) {

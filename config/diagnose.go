@@ -43,16 +43,19 @@ func (d *decoder) warnf(at hcl.Range, detail, summary string, args ...any) {
 	d.report(registry.SeverityWarning, at, fmt.Sprintf(summary, args...), detail)
 }
 
-// report adds a diagnostic, unless the same summary was reported at that place before. Beyond maxKept it only counts.
+// report adds a diagnostic, unless the same summary was reported at that place before. Beyond maxKept it only counts,
+// except for the first error.
 func (d *decoder) report(severity registry.Severity, at hcl.Range, summary, detail string) {
 	diag := registry.Diagnostic{
 		Severity: severity, Summary: shortened(summary, maxSentence), Detail: shortened(detail, maxSentence),
 		File: at.Filename, Start: position(at.Start), End: position(at.End), Snippet: d.snippet(at),
 	}
-	if len(d.diags) >= maxKept {
+	firstError := severity == registry.SeverityError && !d.failed
+	if len(d.diags) >= maxKept && !firstError {
 		d.dropped++
 		return
 	}
+	d.failed = d.failed || firstError
 	same := func(o registry.Diagnostic) bool {
 		return o.File == diag.File && o.Start == diag.Start && o.Summary == diag.Summary
 	}
@@ -134,18 +137,32 @@ func (d *decoder) inSecret(at hcl.Range) bool {
 	return slices.ContainsFunc(d.secrets, here.meets)
 }
 
-// diagnostics returns the diagnostics in source order: at most maxDiagnostics, then a note about the rest.
+// diagnostics returns the diagnostics in source order: at most maxDiagnostics, then a note about the rest. Warnings are
+// left out before errors.
 func (d *decoder) diagnostics() registry.Diagnostics {
+	byPlace := func(a, b registry.Diagnostic) int {
+		return cmp.Or(cmp.Compare(d.fileOrder(a), d.fileOrder(b)), cmp.Compare(a.Start.Byte, b.Start.Byte))
+	}
 	ds := slices.Clone(d.diags)
 	slices.SortStableFunc(ds, func(a, b registry.Diagnostic) int {
-		return cmp.Or(cmp.Compare(d.fileOrder(a), d.fileOrder(b)), cmp.Compare(a.Start.Byte, b.Start.Byte))
+		return cmp.Or(cmp.Compare(severityOrder(a), severityOrder(b)), byPlace(a, b))
 	})
+	shown := ds[:min(len(ds), maxDiagnostics)]
+	slices.SortStableFunc(shown, byPlace)
 	if len(ds) <= maxDiagnostics {
-		return ds
+		return shown
 	}
 	rest := ds[maxDiagnostics]
 	rest.Summary, rest.Detail, rest.Snippet = fmt.Sprintf("and %d more", len(ds)-maxDiagnostics+d.dropped), "", ""
-	return append(ds[:maxDiagnostics:maxDiagnostics], rest)
+	return append(shown, rest)
+}
+
+// severityOrder sorts errors before warnings.
+func severityOrder(diag registry.Diagnostic) int {
+	if diag.Severity == registry.SeverityError {
+		return 0
+	}
+	return 1
 }
 
 // fileOrder sorts diagnostics of other files before those of the main file.

@@ -32,7 +32,7 @@ func (f *fields) stringMaps(name string) []map[string]string {
 	}
 	for _, b := range f.all(name) {
 		out := map[string]string{}
-		for _, attr := range b.body.Attributes {
+		for _, attr := range attributes(b.body) {
 			if v, ok := f.decoder.value(attr.Expr, b.ctx); ok {
 				f.add(out, attr.Name, v, attr.Expr.Range())
 			}

@@ -44,8 +44,8 @@ func (f *fields) secretReferences() map[string]registry.Secret {
 		}
 	}
 	for _, b := range f.all("secrets") {
-		for name, attr := range b.body.Attributes {
-			f.secretItem(out, name, attr.Expr, b.ctx)
+		for _, attr := range attributes(b.body) {
+			f.secretItem(out, attr.Name, attr.Expr, b.ctx)
 		}
 		for _, inner := range b.body.Blocks {
 			f.errorf(inner.TypeRange, secretForm, "secrets holds no blocks")

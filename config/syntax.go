@@ -19,7 +19,8 @@ type decoder struct {
 	texts   map[string][]byte // by name, for snippets
 	secrets []span            // of secrets blocks, never shown
 	diags   registry.Diagnostics
-	dropped int // diagnostics over maxKept
+	failed  bool // an error is among diags
+	dropped int  // diagnostics over maxKept
 	budget  budget
 	spent   bool             // the exhausted budget is reported
 	scope   *hcl.EvalContext // functions, var and local

@@ -114,7 +114,7 @@ func (d *decoder) variableBlock(b *hclsyntax.Block) *variable {
 // variablesBlock reads the short form: lines of the form `name = default`.
 func (d *decoder) variablesBlock(b *hclsyntax.Block) []*variable {
 	var vs []*variable
-	for _, attr := range b.Body.Attributes {
+	for _, attr := range attributes(b.Body) {
 		value, ok := d.value(attr.Expr, d.scope)
 		vs = append(vs, &variable{name: attr.Name, at: attr.NameRange, typ: value.Type(), value: value, bad: !ok})
 	}
@@ -150,7 +150,7 @@ func (d *decoder) assign(declared map[string]*variable) {
 		for _, b := range body.Blocks {
 			d.errorf(b.DefRange(), "write name = value lines", "a variable file holds no blocks")
 		}
-		for _, attr := range body.Attributes {
+		for _, attr := range attributes(body) {
 			if v := declared[attr.Name]; v == nil {
 				d.errorf(attr.NameRange, didYouMean(attr.Name, names), "unknown variable %q", attr.Name)
 			} else if value, ok := d.value(attr.Expr, d.scope); !ok || !d.set(v, value, attr.Expr.Range()) {
@@ -158,8 +158,8 @@ func (d *decoder) assign(declared map[string]*variable) {
 			}
 		}
 	}
-	for name, s := range d.opts.Variables {
-		at := hcl.Range{Filename: "--var " + name}
+	for _, name := range slices.Sorted(maps.Keys(d.opts.Variables)) {
+		s, at := d.opts.Variables[name], hcl.Range{Filename: "--var " + name}
 		if v := declared[name]; v == nil {
 			d.errorf(at, didYouMean(name, names), "unknown variable %q", name)
 		} else if value, ok := d.commandLine(v, s, at); !ok || !d.set(v, value, at) {
@@ -204,9 +204,9 @@ func (d *decoder) variables(declared map[string]*variable) cty.Value {
 	all := cty.ObjectVal(object)
 	ctx := d.scope.NewChild()
 	ctx.Variables = map[string]cty.Value{"var": all}
-	for _, v := range declared {
-		for _, b := range v.checks {
-			d.validate(v, b, ctx)
+	for _, name := range slices.Sorted(maps.Keys(declared)) {
+		for _, b := range declared[name].checks {
+			d.validate(declared[name], b, ctx)
 		}
 	}
 	return all
