@@ -186,8 +186,8 @@ func (f *fields) misspelt(kind string) bool {
 	})
 }
 
-// at returns the range of the attribute's value, or the block's head if the attribute is absent.
-func (f *fields) at(name string) hcl.Range {
+// rangeOf returns the range of the attribute's value, or the block's head if the attribute is absent.
+func (f *fields) rangeOf(name string) hcl.Range {
 	if attr := f.body.Attributes[name]; attr != nil {
 		return attr.Expr.Range()
 	}
@@ -219,8 +219,8 @@ func (f *fields) need(names ...string) {
 func (f *fields) value(name string) (cty.Value, bool) {
 	v, ok := f.valueAtRunTime(name)
 	if ok && atRunTime(v) {
-		f.errorf(f.at(name), insteadOf(name, v), "%s is needed before a task runs; it cannot depend on the run time",
-			name)
+		f.errorf(f.rangeOf(name), insteadOf(name, v),
+			"%s is needed before a task runs; it cannot depend on the run time", name)
 		return v, false
 	}
 	v, _ = v.UnmarkDeep()
@@ -265,7 +265,7 @@ func (f *fields) valueAtRunTime(name string) (cty.Value, bool) {
 }
 
 func (f *fields) wrongType(name, wanted string, v cty.Value) {
-	f.errorf(f.at(name), "give "+wanted, "%s cannot be %s", name, kindOf(v))
+	f.errorf(f.rangeOf(name), "give "+wanted, "%s cannot be %s", name, kindOf(v))
 }
 
 // text reads a string attribute. It returns the fallback if the attribute is unset or invalid.
@@ -319,7 +319,7 @@ func (f *fields) integer(name string) int64 {
 	}
 	i, exact := n.AsBigFloat().Int64()
 	if !n.AsBigFloat().IsInt() || exact != 0 || i < declared.low || i > declared.high {
-		f.errorf(f.at(name), "", "%s must be a whole number from %d to %d", name, declared.low, declared.high)
+		f.errorf(f.rangeOf(name), "", "%s must be a whole number from %d to %d", name, declared.low, declared.high)
 		return fallbackOf[int64](declared)
 	}
 	return i
@@ -336,11 +336,11 @@ func (f *fields) duration(name string) time.Duration {
 	got, err := time.ParseDuration(strings.TrimSpace(s))
 	switch _, number := strconv.ParseFloat(s, 64); {
 	case err != nil && number == nil:
-		f.errorf(f.at(name), `add a unit: "30s", "5m"`, "%s has no unit", name)
+		f.errorf(f.rangeOf(name), `add a unit: "30s", "5m"`, "%s has no unit", name)
 	case err != nil:
-		f.errorf(f.at(name), `write it as "30s", "5m" or "1h30m"`, "%s is not a duration", name)
+		f.errorf(f.rangeOf(name), `write it as "30s", "5m" or "1h30m"`, "%s is not a duration", name)
 	case got < low || got > high:
-		f.errorf(f.at(name), "", "%s must be from %s to %s", name, low, high)
+		f.errorf(f.rangeOf(name), "", "%s must be from %s to %s", name, low, high)
 	default:
 		return got
 	}
@@ -364,7 +364,7 @@ func oneOf[T ~string](f *fields, name string) T {
 	if near := nearest(s, declared.words); near != "" {
 		detail = fmt.Sprintf("did you mean %q? The words are: %s", near, strings.Join(declared.words, ", "))
 	}
-	f.errorf(f.at(name), detail, "%s cannot be %q", name, s)
+	f.errorf(f.rangeOf(name), detail, "%s cannot be %q", name, s)
 	return ""
 }
 
@@ -377,7 +377,7 @@ func parsed[T ~string](f *fields, name string, parse func(string) (T, error)) T 
 	}
 	t, err := parse(s)
 	if err != nil {
-		f.errorf(f.at(name), "", "%v", err)
+		f.errorf(f.rangeOf(name), "", "%v", err)
 	}
 	return t
 }
@@ -396,7 +396,7 @@ func (f *fields) flags(name string) registry.Flags {
 	}
 	for _, flag := range list {
 		if flag == "" || strings.ContainsAny(flag, "\r\n\x00") {
-			f.errorf(f.at(name), "give each flag as a string of its own",
+			f.errorf(f.rangeOf(name), "give each flag as a string of its own",
 				"a mount flag is empty or contains a line break")
 			return ""
 		}

@@ -73,14 +73,14 @@ func (f *file) cluster() *Cluster {
 		f.errorf(f.head, "write cluster { ... }", "there is no cluster block")
 		return nil
 	}
-	at := f.open(b, clusterStanza)
+	in := f.open(b, clusterStanza)
 	c := &Cluster{
-		ID:     parsed(at, "id", func(s string) (string, error) { return registry.ParseLabel("id", s) }),
-		Expect: int(at.integer("expect")), LeaseTTL: at.duration("lease_ttl"),
-		LostNodes: oneOf[string](at, "lost_nodes"),
-		Endpoints: at.endpoints(),
+		ID:     parsed(in, "id", func(s string) (string, error) { return registry.ParseLabel("id", s) }),
+		Expect: int(in.integer("expect")), LeaseTTL: in.duration("lease_ttl"),
+		LostNodes: oneOf[string](in, "lost_nodes"),
+		Endpoints: in.endpoints(),
 	}
-	if tls, ok := at.one("tls"); ok {
+	if tls, ok := in.one("tls"); ok {
 		files := f.open(tls, tlsStanza)
 		c.CAFile, c.CertFile, c.KeyFile = files.text("ca_file"), files.text("cert_file"), files.text("key_file")
 		if slices.ContainsFunc(c.Endpoints, func(url string) bool { return strings.HasPrefix(url, "http:") }) {
@@ -102,27 +102,27 @@ func (f *fields) endpoints() (urls []string) {
 	}
 	urls, ok = stringsOf(v)
 	if !ok || len(urls) == 0 {
-		f.errorf(f.at("endpoints"), `give a list such as ["https://10.0.0.1:2379"]`, "endpoints cannot be %s",
+		f.errorf(f.rangeOf("endpoints"), `give a list such as ["https://10.0.0.1:2379"]`, "endpoints cannot be %s",
 			kindOf(v))
 	}
 	for i, s := range urls {
 		if strings.Contains(s, "@") {
-			f.errorf(f.atItem("endpoints", i), "use tls",
+			f.errorf(f.itemRange("endpoints", i), "use tls",
 				"an endpoint has a user or password; nodes authenticate with certificates")
 		} else if err := checkEndpoint(s); err != nil {
-			f.errorf(f.atItem("endpoints", i), `write it as "https://10.0.0.1:2379"`,
+			f.errorf(f.itemRange("endpoints", i), `write it as "https://10.0.0.1:2379"`,
 				"%q is not the URL of an etcd server: %v", s, err)
 		}
 	}
 	return urls
 }
 
-// atItem returns the range of an element of the list, if it is a literal.
-func (f *fields) atItem(name string, i int) hcl.Range {
+// itemRange returns the range of an element of the list, if it is a literal.
+func (f *fields) itemRange(name string, i int) hcl.Range {
 	if list, ok := f.body.Attributes[name].Expr.(*hclsyntax.TupleConsExpr); ok && i < len(list.Exprs) {
 		return list.Exprs[i].Range()
 	}
-	return f.at(name)
+	return f.rangeOf(name)
 }
 
 func checkEndpoint(text string) error {

@@ -39,28 +39,28 @@ func (f *file) create(b block, v hooks.VolumeRequest) *hooks.Create {
 	if v.Ephemeral != nil {
 		f.errorf(b.head, "keep one of them", "an inline volume is created by its ephemeral block")
 	}
-	at := f.open(b, createStanza)
-	at.constant = true
+	in := f.open(b, createStanza)
+	in.constant = true
 	spec := &registry.VolumeSpec{
 		ID:     registry.VolumeID(v.Source),
-		Name:   parsed(at, "name", registry.ParseCreateName),
-		Plugin: parsed(at, "plugin_id", registry.ParsePluginID),
+		Name:   parsed(in, "name", registry.ParseCreateName),
+		Plugin: parsed(in, "plugin_id", registry.ParsePluginID),
 	}
-	at.contentOf(spec)
-	if v.PerAlloc && at.has("name") {
-		f.errorf(at.at("name"), "remove it, or per_alloc", "the volumes of several allocs cannot have one name")
+	in.contentOf(spec)
+	if v.PerAlloc && in.has("name") {
+		f.errorf(in.rangeOf("name"), "remove it, or per_alloc", "the volumes of several allocs cannot have one name")
 	}
 	if v.PerAlloc {
 		spec.ID = "" // it differs from every clone_id by its index
 	}
-	spec.Required, spec.Preferred = f.topologies(at)
-	spec.Secrets = at.secretReferences()
-	f.checkVolume(at, spec)
+	spec.Required, spec.Preferred = f.topologies(in)
+	spec.Secrets = in.secretReferences()
+	f.checkVolume(in, spec)
 	return &hooks.Create{
 		Plugin: spec.Plugin, Name: spec.Name, CapacityMin: spec.CapacityMin, CapacityMax: spec.CapacityMax,
 		Parameters: spec.Parameters, Mutable: spec.Mutable, Secrets: spec.Secrets, Required: spec.Required,
 		Preferred: spec.Preferred, CloneID: spec.CloneID, CloneExternal: spec.CloneExternal,
 		SnapshotID: spec.SnapshotID,
-		Delete:     oneOf[string](at, "on_stop") == "delete",
+		Delete:     oneOf[string](in, "on_stop") == "delete",
 	}
 }

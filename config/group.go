@@ -13,16 +13,16 @@ func (f *file) group(b block, job jobFacts) (hooks.Group, bool) {
 	if !ok {
 		return hooks.Group{}, false
 	}
-	at := f.open(b, groupStanza)
-	g := hooks.Group{Name: name, Count: int(at.integer("count"))}
+	in := f.open(b, groupStanza)
+	g := hooks.Group{Name: name, Count: int(in.integer("count"))}
 	if g.Count > 1 && perNode(job.kind) {
-		f.errorf(at.at("count"), "remove it: one runs on every node", "a job of type %s has a count of 1 at most",
+		f.errorf(in.rangeOf("count"), "remove it: one runs on every node", "a job of type %s has a count of 1 at most",
 			job.kind)
 	}
-	job.canary = job.canary || f.canary(at)
-	asked := f.requests(at, groupFacts{job, g.Name, g.Count})
+	job.canary = job.canary || f.canary(in)
+	asked := f.requests(in, groupFacts{job, g.Name, g.Count})
 	spec := hooks.GroupSpec{Volumes: asked.ours, Mounts: map[string][]hooks.VolumeMount{}}
-	for _, inner := range at.all("task") {
+	for _, inner := range in.all("task") {
 		task, mounts, ok := f.task(inner, asked)
 		if !ok {
 			continue
@@ -36,7 +36,7 @@ func (f *file) group(b block, job jobFacts) (hooks.Group, bool) {
 			spec.Mounts[string(task.Name)] = mounts
 		}
 	}
-	if len(at.all("task")) == 0 {
+	if len(in.all("task")) == 0 {
 		f.errorf(b.head, `add task "name" { ... }`, "the group has no task")
 	}
 	if len(asked.ours) > 0 {

@@ -22,19 +22,19 @@ var ephemeralStanza = &stanza{
 // single-node writer. The plugin receives the values as written, so a run-time reference is an error.
 func (f *file) inline(volume *fields, b block) (*hooks.Ephemeral, registry.Usage) {
 	if volume.has("source") {
-		f.errorf(volume.at("source"), "remove source, or the ephemeral block",
+		f.errorf(volume.rangeOf("source"), "remove source, or the ephemeral block",
 			"an inline volume has no source: its plugin makes it")
 	}
 	if volume.isTrue("per_alloc") {
-		f.errorf(volume.at("per_alloc"), "remove per_alloc", "every alloc has an inline volume of its own")
+		f.errorf(volume.rangeOf("per_alloc"), "remove per_alloc", "every alloc has an inline volume of its own")
 	}
-	at := f.open(b, ephemeralStanza)
-	at.constant = true
+	in := f.open(b, ephemeralStanza)
+	in.constant = true
 	e := &hooks.Ephemeral{
-		Plugin: parsed(at, "plugin_id", registry.ParsePluginID), Context: at.stringMap("context"),
-		Secrets: at.secretReferences(),
+		Plugin: parsed(in, "plugin_id", registry.ParsePluginID), Context: in.stringMap("context"),
+		Secrets: in.secretReferences(),
 	}
-	f.checkSize(at, "context", e.Context)
+	f.checkSize(in, "context", e.Context)
 	u := registry.Usage{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}
 	if volume.has("access_mode") {
 		u.Access = oneOf[registry.AccessMode](volume, "access_mode")
@@ -43,7 +43,7 @@ func (f *file) inline(volume *fields, b block) (*hooks.Ephemeral, registry.Usage
 		u.Attachment = oneOf[registry.AttachmentMode](volume, "attachment_mode")
 	}
 	if u.Access != "" && !singleNode(u.Access) {
-		f.errorf(volume.at("access_mode"), "use single-node-writer, or leave it out",
+		f.errorf(volume.rangeOf("access_mode"), "use single-node-writer, or leave it out",
 			"an inline volume is never on several nodes: it belongs to its alloc")
 	}
 	return e, u

@@ -90,16 +90,16 @@ type jobFacts struct {
 }
 
 func (f *file) jobBlock(b block, id string) *hooks.Job {
-	at := f.open(b, jobStanza)
+	in := f.open(b, jobStanza)
 	job := &hooks.Job{
-		ID: id, Namespace: parsed(at, "namespace", registry.ParseNamespace), Type: oneOf[string](at, "type"),
+		ID: id, Namespace: parsed(in, "namespace", registry.ParseNamespace), Type: oneOf[string](in, "type"),
 	}
-	if at.has("id") {
-		job.ID = parsed(at, "id", func(s string) (string, error) { return registry.ParseLabel(labelNames["job"], s) })
+	if in.has("id") {
+		job.ID = parsed(in, "id", func(s string) (string, error) { return registry.ParseLabel(labelNames["job"], s) })
 	}
-	facts := jobFacts{kind: job.Type, canary: f.canary(at)}
+	facts := jobFacts{kind: job.Type, canary: f.canary(in)}
 	seen := map[string]bool{}
-	for _, inner := range at.blocks {
+	for _, inner := range in.blocks {
 		var g hooks.Group
 		var ok bool
 		switch inner.kind {
@@ -117,7 +117,7 @@ func (f *file) jobBlock(b block, id string) *hooks.Job {
 		seen[g.Name] = true
 		job.Groups = append(job.Groups, g)
 	}
-	if len(at.all("group"))+len(at.all("task")) == 0 {
+	if len(in.all("group"))+len(in.all("task")) == 0 {
 		f.errorf(b.head, `add group "name" { task "name" { ... } }`, "the job has no group")
 	}
 	rest := f.carry(b, "namespace", "type", "id", "group", "task")
@@ -136,8 +136,8 @@ func (f *file) groupOfTask(b block) (hooks.Group, bool) {
 var updateStanza = &stanza{name: "update", fields: []field{{name: "canary", kind: isNumber, high: maxCount}}}
 
 // canary reports whether an update block requests canaries.
-func (f *file) canary(at *fields) bool {
-	for _, b := range at.all("update") { // without its blocks: carry expands them
+func (f *file) canary(in *fields) bool {
+	for _, b := range in.all("update") { // without its blocks: carry expands them
 		update := f.fields(block{kind: "update", body: &hclsyntax.Body{Attributes: b.body.Attributes}, ctx: b.ctx,
 			head: b.head}, updateStanza)
 		if update.integer("canary") > 0 {

@@ -53,20 +53,20 @@ func (f *fields) addAll(out map[string]string, name string, v cty.Value) {
 	}
 	for key, value := range plain.Elements() {
 		key, _ = key.Unmark()
-		f.add(out, key.AsString(), value.WithMarks(marks), f.atKey(name, key.AsString()))
+		f.add(out, key.AsString(), value.WithMarks(marks), f.keyRange(name, key.AsString()))
 	}
 }
 
-// atMap returns the range of the map, which is an attribute or a block.
-func (f *fields) atMap(name string) hcl.Range {
+// mapRange returns the range of the map, which is an attribute or a block.
+func (f *fields) mapRange(name string) hcl.Range {
 	if blocks := f.all(name); f.body.Attributes[name] == nil && len(blocks) > 0 {
 		return blocks[0].head
 	}
-	return f.at(name)
+	return f.rangeOf(name)
 }
 
-// atKey returns the range of the key's value if the map is a literal.
-func (f *fields) atKey(name, key string) hcl.Range {
+// keyRange returns the range of the key's value if the map is a literal.
+func (f *fields) keyRange(name, key string) hcl.Range {
 	if object, ok := f.body.Attributes[name].Expr.(*hclsyntax.ObjectConsExpr); ok {
 		for _, item := range object.Items {
 			if k, ok := constantKey(item.KeyExpr); ok && k == key {
@@ -74,7 +74,7 @@ func (f *fields) atKey(name, key string) hcl.Range {
 			}
 		}
 	}
-	return f.at(name)
+	return f.rangeOf(name)
 }
 
 func (f *fields) add(out map[string]string, key string, v cty.Value, at hcl.Range) {

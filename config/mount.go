@@ -43,25 +43,25 @@ func (f *file) mounts(rest map[string]any, task *fields, asked *requests) []hook
 	var mounts []hooks.VolumeMount
 	var places []place
 	for _, b := range task.all("volume_mount") {
-		at := f.open(b, mountStanza)
-		name, ok := at.primitive("volume")
+		in := f.open(b, mountStanza)
+		name, ok := in.primitive("volume")
 		if !ok {
 			continue
 		}
 		if asked.other[name] {
 			f.carryInto(rest, b)
-			if to, ok := at.destinationText("destination"); ok {
+			if to, ok := in.destinationText("destination"); ok {
 				places = append(places, place{VolumeMount: hooks.VolumeMount{Destination: to},
-					at: at.at("destination")})
+					at: in.rangeOf("destination")})
 			}
 			continue
 		}
-		f.checkAsked(at, name, asked)
-		m := f.mount(at, name) // also for an unknown volume, to report the block's other errors
+		f.checkAsked(in, name, asked)
+		m := f.mount(in, name) // also for an unknown volume, to report the block's other errors
 		mounts = append(mounts, m)
-		p := place{VolumeMount: m, at: at.at("destination")}
+		p := place{VolumeMount: m, at: in.rangeOf("destination")}
 		if r, found := asked.find(m.Volume); found && r.Usage.Attachment == registry.BlockDevice {
-			f.checkDevice(at, m)
+			f.checkDevice(in, m)
 			p.device, p.ReadOnly = true, m.ReadOnly || r.Usage.ReadOnly
 		}
 		places = append(places, p)
@@ -70,7 +70,7 @@ func (f *file) mounts(rest map[string]any, task *fields, asked *requests) []hook
 	return mounts
 }
 
-func (f *file) checkAsked(at *fields, name string, asked *requests) {
+func (f *file) checkAsked(in *fields, name string, asked *requests) {
 	if _, exists := asked.at[name]; exists {
 		return
 	}
@@ -78,19 +78,19 @@ func (f *file) checkAsked(at *fields, name string, asked *requests) {
 	if len(asked.at) == 0 {
 		detail = fmt.Sprintf("add volume %q { ... } to the group", name)
 	}
-	f.errorf(at.at("volume"), detail, "the group asks for no volume %q", name)
+	f.errorf(in.rangeOf("volume"), detail, "the group asks for no volume %q", name)
 }
 
-func (f *file) mount(at *fields, volume string) hooks.VolumeMount {
-	at.need("destination")
+func (f *file) mount(in *fields, volume string) hooks.VolumeMount {
+	in.need("destination")
 	m := hooks.VolumeMount{
-		Volume: registry.RequestName(volume), ReadOnly: at.isTrue("read_only"),
-		Propagation: oneOf[hooks.Propagation](at, "propagation_mode"), SELinux: oneOf[string](at, "selinux_label"),
+		Volume: registry.RequestName(volume), ReadOnly: in.isTrue("read_only"),
+		Propagation: oneOf[hooks.Propagation](in, "propagation_mode"), SELinux: oneOf[string](in, "selinux_label"),
 	}
-	m.Destination, _ = at.destination("destination")
-	if s, ok := at.textAtRunTime("sub_path"); ok { // references that differ per alloc remain in it
+	m.Destination, _ = in.destination("destination")
+	if s, ok := in.textAtRunTime("sub_path"); ok { // references that differ per alloc remain in it
 		if wrong := hooks.WrongSubPath(s); wrong != "" {
-			f.errorf(at.at("sub_path"), "", "sub_path %s", wrong)
+			f.errorf(in.rangeOf("sub_path"), "", "sub_path %s", wrong)
 		} else {
 			m.SubPath = s
 		}
@@ -105,20 +105,20 @@ var taskDevices = []string{
 }
 
 // checkDevice reports fields that a block device's volume_mount cannot have. Fields that Nomad ignores are warnings.
-func (f *file) checkDevice(at *fields, m hooks.VolumeMount) {
+func (f *file) checkDevice(in *fields, m hooks.VolumeMount) {
 	if name, inDev := strings.CutPrefix(m.Destination, "/dev/"); inDev && slices.Contains(taskDevices, name) {
-		f.errorf(at.at("destination"), `use a name of its own, as in "/dev/data"`, "%s is there in every task already",
-			m.Destination)
+		f.errorf(in.rangeOf("destination"), `use a name of its own, as in "/dev/data"`,
+			"%s is there in every task already", m.Destination)
 	}
 	if m.Propagation != hooks.Private && m.Propagation != "" {
-		f.warnf(at.at("propagation_mode"), "remove it",
+		f.warnf(in.rangeOf("propagation_mode"), "remove it",
 			"propagation_mode has no effect on a block device: nothing is mounted below it")
 	}
-	if at.has("sub_path") {
-		f.errorf(at.at("sub_path"), "remove it", "a block device has no directories to choose one from")
+	if in.has("sub_path") {
+		f.errorf(in.rangeOf("sub_path"), "remove it", "a block device has no directories to choose one from")
 	}
 	if m.SELinux != "" {
-		f.warnf(at.at("selinux_label"), "label the device on the host",
+		f.warnf(in.rangeOf("selinux_label"), "label the device on the host",
 			"selinux_label has no effect on a block device: a node is not labelled")
 	}
 }

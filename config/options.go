@@ -34,37 +34,38 @@ var optionsStanza = &stanza{
 
 // mountOptions reads a mount_options block, of a job or of a volume file, into u.
 func (d *decoder) mountOptions(b block, u *registry.Usage) {
-	at := d.open(b, optionsStanza)
-	u.FSType = at.text("fs_type")
+	in := d.open(b, optionsStanza)
+	u.FSType = in.text("fs_type")
 	if len(u.FSType) > 128 || strings.ContainsFunc(u.FSType, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
-		d.errorf(at.at("fs_type"), `use the name of a file system, as in "ext4"`, "fs_type %q is not a name", u.FSType)
+		d.errorf(in.rangeOf("fs_type"), `use the name of a file system, as in "ext4"`, "fs_type %q is not a name",
+			u.FSType)
 	}
-	u.MountFlags = at.flags("mount_flags")
+	u.MountFlags = in.flags("mount_flags")
 	if len(u.MountFlags) > maxMap {
-		d.errorf(at.at("mount_flags"), "use fewer", "mount_flags has %d bytes; CSI allows %d", len(u.MountFlags),
+		d.errorf(in.rangeOf("mount_flags"), "use fewer", "mount_flags has %d bytes; CSI allows %d", len(u.MountFlags),
 			maxMap)
 	}
-	u.MountGroup = at.text("mount_group")
+	u.MountGroup = in.text("mount_group")
 	if wrong := wrongGroup(u.MountGroup); wrong != "" {
-		d.errorf(at.at("mount_group"), `use a number, as in "1000", or a name that the plugin's machine knows`,
+		d.errorf(in.rangeOf("mount_group"), `use a number, as in "1000", or a name that the plugin's machine knows`,
 			"mount_group %s", wrong)
 	}
-	u.Ownership = d.ownership(at, u.MountGroup)
+	u.Ownership = d.ownership(in, u.MountGroup)
 }
 
 // ownership reads owner, group and mode.
-func (d *decoder) ownership(at *fields, mountGroup string) (o registry.Ownership) {
-	o.Owner, o.Group = at.number("owner"), at.number("group")
-	o.Mode = at.text("mode")
+func (d *decoder) ownership(in *fields, mountGroup string) (o registry.Ownership) {
+	o.Owner, o.Group = in.number("owner"), in.number("group")
+	o.Mode = in.text("mode")
 	if o.Mode != "" && !octalMode.MatchString(o.Mode) {
-		d.errorf(at.at("mode"), `write it in octal, as in "0770"`, "mode %q is not a file mode", o.Mode)
+		d.errorf(in.rangeOf("mode"), `write it in octal, as in "0770"`, "mode %q is not a file mode", o.Mode)
 	}
 	if o.Group != "" && mountGroup != "" {
-		d.errorf(at.at("group"), "keep one of them", "group and mount_group exclude each other")
+		d.errorf(in.rangeOf("group"), "keep one of them", "group and mount_group exclude each other")
 	}
-	o.Recursive = oneOf[string](at, "ownership") == "recursive"
+	o.Recursive = oneOf[string](in, "ownership") == "recursive"
 	if o.Recursive && o.Owner == "" && o.Group == "" {
-		d.errorf(at.at("ownership"), "add owner or group", "ownership has no owner and no group to set")
+		d.errorf(in.rangeOf("ownership"), "add owner or group", "ownership has no owner and no group to set")
 	}
 	return o
 }
@@ -75,7 +76,7 @@ var octalMode = regexp.MustCompile(`^0?[0-7]{3,4}$`)
 func (f *fields) number(name string) string {
 	s := f.text(name)
 	if wrong := wrongGroup(s); wrong != "" || groupName.MatchString(s) {
-		f.errorf(f.at(name), `write the number, as in "1000": the names of a task are not known here`,
+		f.errorf(f.rangeOf(name), `write the number, as in "1000": the names of a task are not known here`,
 			"%s %q is not a number", name, s)
 	}
 	return s
@@ -99,13 +100,13 @@ func wrongGroup(s string) string {
 }
 
 // checkSize reports a map that exceeds the size limit of CSI.
-func (d *decoder) checkSize(at *fields, name string, m map[string]string) {
+func (d *decoder) checkSize(in *fields, name string, m map[string]string) {
 	size := 0
 	for key, value := range m {
 		size += len(key) + len(value)
 	}
 	if size > maxMap {
-		d.errorf(at.atMap(name), "shorten it, or give the plugin the name of a file instead",
+		d.errorf(in.mapRange(name), "shorten it, or give the plugin the name of a file instead",
 			"%s has %d bytes; CSI allows %d", name, size, maxMap)
 	}
 }

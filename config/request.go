@@ -80,11 +80,11 @@ var volumeStanza = &stanza{
 
 // request reads one volume block. It returns true if the volume is not CSI.
 func (f *file) request(asked *requests, b block, facts groupFacts) bool {
-	at := f.fields(b, volumeStanza)
-	at.need("type")
-	switch kind := oneOf[string](at, "type"); kind {
+	in := f.fields(b, volumeStanza)
+	in.need("type")
+	switch kind := oneOf[string](in, "type"); kind {
 	case "host":
-		if inline, ok := at.one("ephemeral"); ok {
+		if inline, ok := in.one("ephemeral"); ok {
 			f.errorf(inline.head, `use type = "csi"`, "a volume of the host cannot be an inline one")
 		}
 		return true
@@ -93,38 +93,38 @@ func (f *file) request(asked *requests, b block, facts groupFacts) bool {
 	}
 	f.checkNames(b, volumeStanza)
 	v := hooks.VolumeRequest{Name: registry.RequestName(b.labels[0]), Type: "csi"}
-	switch inline, ok := at.one("ephemeral"); {
+	switch inline, ok := in.one("ephemeral"); {
 	case ok:
-		v.Ephemeral, v.Usage = f.inline(at, inline)
-	case !at.misspelt("ephemeral"): // otherwise one error would cause four reports
-		f.stored(at, &v)
+		v.Ephemeral, v.Usage = f.inline(in, inline)
+	case !in.misspelt("ephemeral"): // otherwise one error would cause four reports
+		f.stored(in, &v)
 	}
-	if b, ok := at.one("create"); ok {
+	if b, ok := in.one("create"); ok {
 		v.Create = f.create(b, v)
 	}
-	v.Usage.ReadOnly = at.isTrue("read_only")
-	if options, ok := at.one("mount_options"); ok {
+	v.Usage.ReadOnly = in.isTrue("read_only")
+	if options, ok := in.one("mount_options"); ok {
 		f.mountOptions(options, &v.Usage)
 		if v.Usage.Attachment == registry.BlockDevice {
 			f.errorf(options.head, "remove it", "a block device has no mount options")
 		}
 	}
-	f.checkUse(at, v, facts)
+	f.checkUse(in, v, facts)
 	asked.ours = append(asked.ours, v)
 	return false
 }
 
 // stored reads the fields of a volume block for a persistent volume.
-func (f *file) stored(at *fields, v *hooks.VolumeRequest) {
-	if !at.has("source") {
-		f.errorf(at.head, `add source = "id of a volume", or for a volume that lives as long as its alloc `+
+func (f *file) stored(in *fields, v *hooks.VolumeRequest) {
+	if !in.has("source") {
+		f.errorf(in.head, `add source = "id of a volume", or for a volume that lives as long as its alloc `+
 			`ephemeral { plugin_id = ... }`, "volume has no source")
 	}
-	at.need("access_mode", "attachment_mode")
-	v.Source = string(parsed(at, "source", registry.ParseVolumeID))
-	v.PerAlloc = at.isTrue("per_alloc")
-	v.Usage.Access = oneOf[registry.AccessMode](at, "access_mode")
-	v.Usage.Attachment = oneOf[registry.AttachmentMode](at, "attachment_mode")
+	in.need("access_mode", "attachment_mode")
+	v.Source = string(parsed(in, "source", registry.ParseVolumeID))
+	v.PerAlloc = in.isTrue("per_alloc")
+	v.Usage.Access = oneOf[registry.AccessMode](in, "access_mode")
+	v.Usage.Attachment = oneOf[registry.AttachmentMode](in, "attachment_mode")
 }
 
 var attachmentModes = []registry.AttachmentMode{registry.FileSystem, registry.BlockDevice}

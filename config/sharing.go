@@ -15,44 +15,44 @@ type groupFacts struct {
 }
 
 // checkUse reports a usage that no volume can support, by Nomad's rules.
-func (f *file) checkUse(at *fields, v hooks.VolumeRequest, facts groupFacts) {
-	if at.isTrue("sticky") {
-		f.errorf(at.at("sticky"), "remove it", "sticky is for host volumes")
+func (f *file) checkUse(in *fields, v hooks.VolumeRequest, facts groupFacts) {
+	if in.isTrue("sticky") {
+		f.errorf(in.rangeOf("sticky"), "remove it", "sticky is for host volumes")
 	}
 	if v.Usage.Access.ReaderOnly() && !v.Usage.ReadOnly {
-		f.errorf(at.at("access_mode"), "add read_only = true", "the access mode %s never allows a write",
+		f.errorf(in.rangeOf("access_mode"), "add read_only = true", "the access mode %s never allows a write",
 			v.Usage.Access)
 	}
 	switch {
 	case v.Ephemeral != nil:
 	case v.PerAlloc:
-		f.checkPerAlloc(at, facts)
+		f.checkPerAlloc(in, facts)
 	case facts.count > 1:
-		f.checkShared(at, v.Usage, facts)
+		f.checkShared(in, v.Usage, facts)
 	}
 }
 
-func (f *file) checkPerAlloc(at *fields, facts groupFacts) {
+func (f *file) checkPerAlloc(in *fields, facts groupFacts) {
 	if perNode(facts.kind) {
-		f.errorf(at.at("per_alloc"), "remove it, or use a job of type service",
+		f.errorf(in.rangeOf("per_alloc"), "remove it, or use a job of type service",
 			"per_alloc is not possible in a job of type %s", facts.kind)
 	}
 	if facts.canary {
-		f.errorf(at.at("per_alloc"), "remove canary from the update block",
+		f.errorf(in.rangeOf("per_alloc"), "remove canary from the update block",
 			"per_alloc is not possible with canaries: the old and the new alloc would want one volume")
 	}
 }
 
 // checkShared reports more users than the access mode allows. All allocs of the group share the volume.
-func (f *file) checkShared(at *fields, u registry.Usage, facts groupFacts) {
+func (f *file) checkShared(in *fields, u registry.Usage, facts groupFacts) {
 	switch mode := u.Access; {
 	case singleNode(mode):
-		f.errorf(at.at("access_mode"),
+		f.errorf(in.rangeOf("access_mode"),
 			"use per_alloc = true for a volume per alloc, a multi-node access mode, or count = 1",
 			"the %d allocs of group %q cannot share a volume with the access mode %s", facts.count, facts.group,
 			mode)
 	case mode == registry.MultiNodeSingleWriter && !u.ReadOnly:
-		f.errorf(at.at("access_mode"), "use read_only = true, per_alloc = true, or count = 1",
+		f.errorf(in.rangeOf("access_mode"), "use read_only = true, per_alloc = true, or count = 1",
 			"only one of the %d allocs of group %q could write with the access mode %s", facts.count, facts.group, mode)
 	}
 }

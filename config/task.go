@@ -19,22 +19,22 @@ func (f *file) task(b block, asked *requests) (hooks.Task, []hooks.VolumeMount, 
 	if !ok {
 		return hooks.Task{}, nil, false
 	}
-	at := f.open(b, taskStanza)
-	task := hooks.Task{Name: registry.TaskName(name), Driver: at.text("driver"), Env: at.stringMap("env")}
+	in := f.open(b, taskStanza)
+	task := hooks.Task{Name: registry.TaskName(name), Driver: in.text("driver"), Env: in.stringMap("env")}
 	task.Places = map[string]registry.Position{"": position(b.head.Start)}
-	for i, t := range at.all("template") {
+	for i, t := range in.all("template") {
 		task.Places[fmt.Sprintf("template.%d", i)] = position(t.head.Start)
 	}
-	if config, ok := at.one("config"); ok {
+	if config, ok := in.one("config"); ok {
 		task.Config, task.Places["config"] = rawJSON(f.carry(config)), position(config.head.Start)
 	}
-	if plugin, ok := at.one("csi_plugin"); ok {
+	if plugin, ok := in.one("csi_plugin"); ok {
 		spec := f.plugin(plugin)
 		task.Plugin, task.PluginType, task.Roll = spec.ID, spec.Type, spec.Roll
 		task.Sealed = seal(sealed{Task: &hooks.TaskSpec{Plugin: spec, Env: slices.Sorted(maps.Keys(task.Env))}})
 	}
 	rest := f.carry(b, "driver", "env", "config", "csi_plugin", "volume_mount")
-	mounts := f.mounts(rest, at, asked)
+	mounts := f.mounts(rest, in, asked)
 	asBlock(rest, "meta")
 	task.Rest = rawJSON(rest)
 	return task, mounts, true
@@ -111,7 +111,7 @@ func (f *fields) textAtRunTime(name string) (string, bool) {
 
 func (f *fields) checkPath(name, s string) bool {
 	if wrong := wrongPath(s); wrong != "" {
-		f.errorf(f.at(name), "", "%s %s", name, wrong)
+		f.errorf(f.rangeOf(name), "", "%s %s", name, wrong)
 		return false
 	}
 	return true

@@ -80,31 +80,31 @@ var (
 // volume reads a volume file.
 func (f *file) volume() *registry.VolumeSpec {
 	f.kind = "a volume file"
-	at := f.open(f.block, specStanza)
-	if kind := at.text("type"); kind != "csi" {
-		f.errorf(at.at("type"), `use type = "csi"; host volumes are the orchestrator's own`,
+	in := f.open(f.block, specStanza)
+	if kind := in.text("type"); kind != "csi" {
+		f.errorf(in.rangeOf("type"), `use type = "csi"; host volumes are the orchestrator's own`,
 			"a volume of type %q is not a CSI volume", kind)
 	}
 	spec := &registry.VolumeSpec{
-		Namespace: parsed(at, "namespace", registry.ParseNamespace),
-		ID:        parsed(at, "id", registry.ParseVolumeID),
-		Plugin:    parsed(at, "plugin_id", registry.ParsePluginID),
-		External:  parsed(at, "external_id", registry.ParseExternalID),
-		Node:      parsed(at, "node", registry.ParseNodeName),
-		Context:   at.stringMap("context"),
+		Namespace: parsed(in, "namespace", registry.ParseNamespace),
+		ID:        parsed(in, "id", registry.ParseVolumeID),
+		Plugin:    parsed(in, "plugin_id", registry.ParsePluginID),
+		External:  parsed(in, "external_id", registry.ParseExternalID),
+		Node:      parsed(in, "node", registry.ParseNodeName),
+		Context:   in.stringMap("context"),
 	}
-	at.contentOf(spec)
+	in.contentOf(spec)
 	spec.Name = string(spec.ID)
-	if at.has("name") {
-		spec.Name = parsed(at, "name", registry.ParseCreateName)
+	if in.has("name") {
+		spec.Name = parsed(in, "name", registry.ParseCreateName)
 	}
-	spec.Capabilities = f.capabilities(at)
-	if options, ok := at.one("mount_options"); ok {
+	spec.Capabilities = f.capabilities(in)
+	if options, ok := in.one("mount_options"); ok {
 		f.volumeOptions(options, spec)
 	}
-	spec.Required, spec.Preferred = f.topologies(at)
-	spec.Secrets = at.secretReferences()
-	f.checkVolume(at, spec)
+	spec.Required, spec.Preferred = f.topologies(in)
+	spec.Secrets = in.secretReferences()
+	f.checkVolume(in, spec)
 	return spec
 }
 
@@ -140,32 +140,33 @@ func (f *file) volumeOptions(b block, spec *registry.VolumeSpec) {
 	}
 }
 
-func (f *file) checkVolume(at *fields, spec *registry.VolumeSpec) {
+func (f *file) checkVolume(in *fields, spec *registry.VolumeSpec) {
 	if spec.CapacityMax > 0 && spec.CapacityMax < spec.CapacityMin {
-		f.errorf(at.at("capacity_max"), "raise it, or lower capacity_min", "capacity_max is smaller than capacity_min")
+		f.errorf(in.rangeOf("capacity_max"), "raise it, or lower capacity_min",
+			"capacity_max is smaller than capacity_min")
 	}
 	sources := slices.DeleteFunc([]string{"clone_id", "clone_external_id", "snapshot_id"}, func(name string) bool {
-		return !at.has(name)
+		return !in.has(name)
 	})
 	if len(sources) > 1 {
-		f.errorf(at.at(sources[0]), "keep one of them", "a volume is filled from one source, not from %s",
+		f.errorf(in.rangeOf(sources[0]), "keep one of them", "a volume is filled from one source, not from %s",
 			strings.Join(sources, " and "))
 	}
 	if spec.ID != "" && spec.CloneID == spec.ID {
-		f.errorf(at.at("clone_id"), "name another volume", "volume %q cannot be its own source", spec.ID)
+		f.errorf(in.rangeOf("clone_id"), "name another volume", "volume %q cannot be its own source", spec.ID)
 	}
-	f.checkSize(at, "parameters", spec.Parameters)
-	f.checkSize(at, "mutable_parameters", spec.Mutable)
-	f.checkSize(at, "context", spec.Context)
+	f.checkSize(in, "parameters", spec.Parameters)
+	f.checkSize(in, "mutable_parameters", spec.Mutable)
+	f.checkSize(in, "context", spec.Context)
 }
 
 // capabilities reads the capability blocks. The older form, two modes at the top level, is one capability.
-func (f *file) capabilities(at *fields) []registry.VolumeCapability {
-	blocks := at.all("capability")
-	old := at.has("access_mode") || at.has("attachment_mode")
+func (f *file) capabilities(in *fields) []registry.VolumeCapability {
+	blocks := in.all("capability")
+	old := in.has("access_mode") || in.has("attachment_mode")
 	switch {
 	case old && len(blocks) > 0:
-		f.errorf(at.at("access_mode"), "move them into a capability block",
+		f.errorf(in.rangeOf("access_mode"), "move them into a capability block",
 			"modes at the top level and capability blocks exclude each other")
 	case old:
 		body := &hclsyntax.Body{Attributes: hclsyntax.Attributes{}}
@@ -200,8 +201,8 @@ func (f *file) topologies(volume *fields) (required, preferred []registry.Topolo
 	if !ok {
 		return nil, nil
 	}
-	at := f.open(b, topologyStanza)
-	return f.topologyList(at, "required"), f.topologyList(at, "preferred")
+	in := f.open(b, topologyStanza)
+	return f.topologyList(in, "required"), f.topologyList(in, "preferred")
 }
 
 // topologyList reads one topology per segments block. A topology block may contain several segments blocks.
@@ -212,8 +213,8 @@ func (f *file) topologyList(request *fields, name string) []registry.Topology {
 	}
 	var list []registry.Topology
 	for _, inner := range f.open(b, topologiesStanza).all("topology") {
-		at := f.open(inner, segmentsStanza)
-		found := at.stringMaps("segments")
+		in := f.open(inner, segmentsStanza)
+		found := in.stringMaps("segments")
 		if len(found) == 0 {
 			f.errorf(inner.head, `add segments { zone = "a" }`, "a topology has segments")
 		}
@@ -233,7 +234,8 @@ func (f *fields) capacity(name string) int64 {
 	}
 	n, err := registry.ParseSize(s)
 	if err != nil {
-		f.errorf(f.at(name), `write bytes, or a number with a unit: "10GiB" (2^30), "10GB" (10^9)`, "%s %v", name, err)
+		f.errorf(f.rangeOf(name), `write bytes, or a number with a unit: "10GiB" (2^30), "10GB" (10^9)`, "%s %v", name,
+			err)
 	}
 	return n
 }

@@ -70,20 +70,20 @@ const scopeCluster = "cluster"
 
 // plugin reads a csi_plugin block.
 func (f *file) plugin(b block) hooks.PluginSpec {
-	at := f.open(b, pluginStanza)
+	in := f.open(b, pluginStanza)
 	p := hooks.PluginSpec{
-		ID: parsed(at, "id", registry.ParsePluginID), Type: oneOf[hooks.PluginType](at, "type"),
-		HealthTimeout: at.duration("health_timeout"), NoListVolumes: !at.isTrue("list_volumes"),
-		LocalController: oneOf[string](at, "controller_scope") == registry.ScopeNode,
+		ID: parsed(in, "id", registry.ParsePluginID), Type: oneOf[hooks.PluginType](in, "type"),
+		HealthTimeout: in.duration("health_timeout"), NoListVolumes: !in.isTrue("list_volumes"),
+		LocalController: oneOf[string](in, "controller_scope") == registry.ScopeNode,
 	}
-	p.MountDir, _ = at.path("mount_dir")
-	p.StagePublishBaseDir, _ = at.path("stage_publish_base_dir")
-	f.scratchDir(at, &p)
-	if roll := oneOf[hooks.RollMode](at, "roll"); roll != hooks.RollBeside {
+	p.MountDir, _ = in.path("mount_dir")
+	p.StagePublishBaseDir, _ = in.path("stage_publish_base_dir")
+	f.scratchDir(in, &p)
+	if roll := oneOf[hooks.RollMode](in, "roll"); roll != hooks.RollBeside {
 		p.Roll = roll
 	}
-	f.checkDirs(at, p)
-	beat, ok := at.one("heartbeat")
+	f.checkDirs(in, p)
+	beat, ok := in.one("heartbeat")
 	if !ok {
 		beat = block{kind: "heartbeat", body: &hclsyntax.Body{}, ctx: b.ctx, head: b.head}
 	}
@@ -93,31 +93,31 @@ func (f *file) plugin(b block) hooks.PluginSpec {
 }
 
 func (f *file) heartbeat(b block) hooks.Heartbeat {
-	at := f.open(b, heartbeatStanza)
+	in := f.open(b, heartbeatStanza)
 	return hooks.Heartbeat{
-		Interval: at.duration("interval"), Timeout: at.duration("timeout"), Failures: int(at.integer("failures")),
-		RestartAfter: at.duration("restart_after"),
+		Interval: in.duration("interval"), Timeout: in.duration("timeout"), Failures: int(in.integer("failures")),
+		RestartAfter: in.duration("restart_after"),
 	}
 }
 
 // checkDirs checks that the two directories are disjoint and short. Mounts in one would hide the other, and CSI strings
 // carry paths below them.
-func (f *file) checkDirs(at *fields, p hooks.PluginSpec) {
+func (f *file) checkDirs(in *fields, p hooks.PluginSpec) {
 	for name, dir := range map[string]string{"mount_dir": p.MountDir, "stage_publish_base_dir": p.StagePublishBaseDir} {
 		if len(dir) > maxPath {
-			f.errorf(at.at(name), "use a shorter one: CSI allows 128 bytes for paths below it",
+			f.errorf(in.rangeOf(name), "use a shorter one: CSI allows 128 bytes for paths below it",
 				"%s has %d bytes; at most %d are allowed", name, len(dir), maxPath)
 		}
 		if within(dir, "/dev") {
-			f.errorf(at.at(name), `use a directory of its own, as in "/csi"`, "%s must not lie in /dev", name)
+			f.errorf(in.rangeOf(name), `use a directory of its own, as in "/csi"`, "%s must not lie in /dev", name)
 		}
 	}
 	if within(p.MountDir, p.StagePublishBaseDir) || within(p.StagePublishBaseDir, p.MountDir) {
 		name := "stage_publish_base_dir"
-		if !at.has(name) {
+		if !in.has(name) {
 			name = "mount_dir"
 		}
-		f.errorf(at.at(name), "use directories that do not contain each other",
+		f.errorf(in.rangeOf(name), "use directories that do not contain each other",
 			"mount_dir (%s) and stage_publish_base_dir (%s) overlap", p.MountDir, p.StagePublishBaseDir)
 	}
 }

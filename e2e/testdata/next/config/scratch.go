@@ -6,8 +6,8 @@ import "holdfast/hooks"
 const scratchVersion = 4
 
 // scratchDir reads the attribute that the release before does not know.
-func (f *file) scratchDir(at *fields, p *hooks.PluginSpec) {
-	dir, ok := at.path("scratch_dir")
+func (f *file) scratchDir(in *fields, p *hooks.PluginSpec) {
+	dir, ok := in.path("scratch_dir")
 	if !ok {
 		return
 	}
@@ -15,7 +15,7 @@ func (f *file) scratchDir(at *fields, p *hooks.PluginSpec) {
 	for name, other := range map[string]string{"mount_dir": p.MountDir,
 		"stage_publish_base_dir": p.StagePublishBaseDir} {
 		if within(dir, other) || within(other, dir) {
-			f.errorf(at.at("scratch_dir"), "use directories that do not contain each other",
+			f.errorf(in.rangeOf("scratch_dir"), "use directories that do not contain each other",
 				"scratch_dir (%s) and %s (%s) overlap", dir, name, other)
 		}
 	}
