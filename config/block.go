@@ -36,17 +36,35 @@ func attributes(body *hclsyntax.Body) []*hclsyntax.Attribute {
 	})
 }
 
-// inner returns the blocks in b in source order, with dynamic blocks expanded.
-func (d *decoder) inner(b block) []block {
-	var out []block
+// unsure reports whether a value in the block depends on a variable without a value. A check that compares several
+// values of a block leaves out such a block.
+func (d *decoder) unsure(b block) bool {
+	depends := false
+	_ = hclsyntax.VisitAll(b.body, func(node hclsyntax.Node) hcl.Diagnostics {
+		if n, is := node.(*hclsyntax.ScopeTraversalExpr); is && !depends {
+			v, found := n.Traversal.TraverseAbs(b.ctx)
+			depends = !found.HasErrors() && (d.budget.charge(v) != nil || !v.IsWhollyKnown())
+		}
+		return nil
+	})
+	return depends
+}
+
+// inner returns the blocks in b in source order, with dynamic blocks expanded. unexpanded lists the types of dynamic
+// blocks that cannot be expanded: for_each is invalid, or depends on a variable without a value.
+func (d *decoder) inner(b block) (blocks []block, unexpanded []string) {
 	for _, s := range b.body.Blocks {
-		if s.Type == "dynamic" {
-			out = append(out, d.expand(s, b.ctx)...)
+		if s.Type != "dynamic" {
+			blocks = append(blocks, block{s.Type, s.Labels, s.Body, b.ctx, s.DefRange(), s})
 			continue
 		}
-		out = append(out, block{s.Type, s.Labels, s.Body, b.ctx, s.DefRange(), s})
+		expanded, ok := d.expand(s, b.ctx)
+		blocks = append(blocks, expanded...)
+		if !ok {
+			unexpanded = append(unexpanded, s.Labels...)
+		}
 	}
-	return out
+	return blocks, unexpanded
 }
 
 // blockWork is the budget charged per expanded block.
@@ -57,11 +75,11 @@ var dynamicStanza = &stanza{name: "dynamic", fields: []field{
 	{name: "content", kind: isBlock},
 }}
 
-// expand expands a dynamic block into one block per element of for_each.
-func (d *decoder) expand(s *hclsyntax.Block, ctx *hcl.EvalContext) []block {
+// expand expands a dynamic block into one block per element of for_each. ok is false if not all elements are known.
+func (d *decoder) expand(s *hclsyntax.Block, ctx *hcl.EvalContext) (out []block, ok bool) {
 	if len(s.Labels) != 1 {
 		d.errorf(s.DefRange(), `write dynamic "type of block" { ... }`, "a dynamic block has one label")
-		return nil
+		return nil, false
 	}
 	var content *hclsyntax.Block
 	for _, b := range s.Body.Blocks {
@@ -72,47 +90,55 @@ func (d *decoder) expand(s *hclsyntax.Block, ctx *hcl.EvalContext) []block {
 	each := s.Body.Attributes["for_each"]
 	if content == nil || each == nil || len(s.Body.Blocks) != 1 {
 		d.errorf(s.DefRange(), "write for_each = ... and one content { ... }", "this dynamic block is not complete")
-		return nil
+		return nil, false
 	}
 	d.checkNames(block{kind: "dynamic", body: s.Body, ctx: ctx, head: s.DefRange()}, dynamicStanza)
 	all, ok := d.value(each.Expr, ctx)
 	all, _ = all.Unmark()
 	if !ok || !all.IsKnown() {
-		return nil
+		return nil, false
 	}
 	if all.IsNull() || !all.CanIterateElements() {
 		d.errorf(each.Expr.Range(), "give a list, a set or a map", "for_each cannot be %s", kindOf(all))
-		return nil
+		return nil, false
 	}
-	var out []block
 	for it := all.ElementIterator(); it.Next(); {
 		if d.budget.spend(blockWork) != nil {
 			d.overBudget(each.Expr.Range(), errWork)
-			break
+			return out, false
 		}
 		key, value := it.Element()
 		child := ctx.NewChild()
 		child.Variables = map[string]cty.Value{iteratorOf(s): cty.ObjectVal(map[string]cty.Value{"key": key,
 			"value": value})}
-		out = append(out, block{s.Labels[0], d.dynamicLabels(s, child), content.Body, child, s.DefRange(), content})
+		labels, known := d.dynamicLabels(s, child)
+		if !known {
+			return out, false
+		}
+		out = append(out, block{s.Labels[0], labels, content.Body, child, s.DefRange(), content})
 	}
-	return out
+	return out, true
 }
 
-func (d *decoder) dynamicLabels(s *hclsyntax.Block, ctx *hcl.EvalContext) []string {
+// dynamicLabels returns the labels of one block that a dynamic block makes. known is false if they depend on a variable
+// without a value.
+func (d *decoder) dynamicLabels(s *hclsyntax.Block, ctx *hcl.EvalContext) (labels []string, known bool) {
 	attr := s.Body.Attributes["labels"]
 	if attr == nil {
-		return nil
+		return nil, true
 	}
 	v, ok := d.value(attr.Expr, ctx)
 	if !ok {
-		return nil
+		return nil, true
 	}
-	labels, ok := stringsOf(v)
+	if !v.IsWhollyKnown() {
+		return nil, false
+	}
+	labels, ok = stringsOf(v)
 	if !ok {
 		d.errorf(attr.Expr.Range(), "give a list of strings", "labels cannot be %s", kindOf(v))
 	}
-	return labels
+	return labels, true
 }
 
 // stringsOf converts the value to a list of strings. It returns false if that is impossible, or if the value has a null
@@ -137,9 +163,10 @@ func stringsOf(v cty.Value) ([]string, bool) {
 type fields struct {
 	*decoder
 	block
-	stanza   *stanza
-	blocks   []block
-	constant bool // maps too must not contain run-time references
+	stanza     *stanza
+	blocks     []block
+	unexpanded []string // types of dynamic blocks that are not among blocks
+	constant   bool     // maps too must not contain run-time references
 }
 
 // open returns the fields of the block. It checks the names in the block against s, and that required fields are set.
@@ -156,12 +183,18 @@ func (d *decoder) open(b block, s *stanza) *fields {
 
 // fields returns the fields of the block without checking names.
 func (d *decoder) fields(b block, s *stanza) *fields {
-	return &fields{decoder: d, block: b, stanza: s, blocks: d.inner(b)}
+	blocks, unexpanded := d.inner(b)
+	return &fields{decoder: d, block: b, stanza: s, blocks: blocks, unexpanded: unexpanded}
 }
 
 // all returns the inner blocks of the type.
 func (f *fields) all(kind string) []block {
 	return slices.DeleteFunc(slices.Clone(f.blocks), func(b block) bool { return b.kind != kind })
+}
+
+// lacks reports whether there is no inner block of the type, nor a dynamic block that may make one.
+func (f *fields) lacks(kind string) bool {
+	return len(f.all(kind)) == 0 && !slices.Contains(f.unexpanded, kind)
 }
 
 // one returns the inner block of the type, if present. It reports a second such block as an error.

@@ -17,7 +17,8 @@ func (d *decoder) carry(b block, ours ...string) map[string]any {
 			out[attr.Name] = jsonValue(v)
 		}
 	}
-	for _, inner := range d.inner(b) {
+	blocks, _ := d.inner(b)
+	for _, inner := range blocks {
 		if !slices.Contains(ours, inner.kind) {
 			d.carryInto(out, inner)
 		}

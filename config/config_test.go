@@ -147,3 +147,16 @@ func TestExamples(t *testing.T) {
 		}
 	}
 }
+
+// TestUnsetVariableIsNoMistake: holdfast validate reads files without the values of their variables. It reports no
+// mistake that some value would mend.
+func TestUnsetVariableIsNoMistake(t *testing.T) {
+	for _, name := range matches(t, "testdata/unset/*.hcl", 4) {
+		if got, ds := parseWith(Options{UnsetUnknown: true}, name, read(t, name)); got == nil || len(ds) > 0 {
+			t.Errorf("%v", ds)
+		}
+		if got, _ := parse(name, read(t, name)); got != nil {
+			t.Errorf("%s was accepted without a value", name)
+		}
+	}
+}

@@ -21,7 +21,7 @@ func (f *file) group(b block, job jobFacts) (hooks.Group, bool) {
 	}
 	job.canary = job.canary || f.canary(in)
 	asked := f.requests(in, groupFacts{job, g.Name, g.Count})
-	spec := hooks.GroupSpec{Volumes: asked.ours, Mounts: map[string][]hooks.VolumeMount{}}
+	spec := hooks.GroupSpec{Volumes: asked.csi, Mounts: map[string][]hooks.VolumeMount{}}
 	for _, inner := range in.all("task") {
 		task, mounts, ok := f.task(inner, asked)
 		if !ok {
@@ -36,23 +36,24 @@ func (f *file) group(b block, job jobFacts) (hooks.Group, bool) {
 			spec.Mounts[string(task.Name)] = mounts
 		}
 	}
-	if len(in.all("task")) == 0 {
+	if in.lacks("task") {
 		f.errorf(b.head, `add task "name" { ... }`, "the group has no task")
 	}
-	if len(asked.ours) > 0 {
+	if len(asked.csi) > 0 {
 		g.Sealed = seal(sealed{Group: &spec})
 	}
-	for _, v := range asked.ours {
+	for _, v := range asked.csi {
 		g.Volumes = append(g.Volumes, string(v.Name))
-		if at := asked.at[string(v.Name)]; v.Usage.Attachment == registry.BlockDevice {
-			f.needs(at, hooks.OpDevice, hooks.OpDeviceRule)
+		head := asked.blocks[string(v.Name)].head
+		if v.Usage.Attachment == registry.BlockDevice {
+			f.needs(head, hooks.OpDevice, hooks.OpDeviceRule)
 		} else {
-			f.needs(at, hooks.OpBind)
+			f.needs(head, hooks.OpBind)
 		}
 	}
 	rest := f.carry(b, "count", "task", "volume")
-	for _, volume := range asked.carried {
-		f.carryInto(rest, volume)
+	for _, name := range asked.carried {
+		f.carryInto(rest, asked.blocks[name])
 	}
 	asBlock(rest, "meta")
 	g.Rest = rawJSON(rest)

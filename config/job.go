@@ -117,7 +117,7 @@ func (f *file) jobBlock(b block, id string) *hooks.Job {
 		seen[g.Name] = true
 		job.Groups = append(job.Groups, g)
 	}
-	if len(in.all("group"))+len(in.all("task")) == 0 {
+	if in.lacks("group") && in.lacks("task") {
 		f.errorf(b.head, `add group "name" { task "name" { ... } }`, "the job has no group")
 	}
 	rest := f.carry(b, "namespace", "type", "id", "group", "task")
@@ -128,7 +128,7 @@ func (f *file) jobBlock(b block, id string) *hooks.Job {
 
 // groupOfTask returns the group of a task directly in a job.
 func (f *file) groupOfTask(b block) (hooks.Group, bool) {
-	task, _, ok := f.task(b, newRequests())
+	task, _, ok := f.task(b, &requests{})
 	return hooks.Group{Name: string(task.Name), Count: 1, Tasks: []hooks.Task{task}}, ok
 }
 

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -35,6 +36,7 @@ var mountStanza = &stanza{
 type place struct {
 	hooks.VolumeMount // for a device, ReadOnly is set also if the request is read-only
 	device            bool
+	unsure            bool // ReadOnly of a device depends on a variable without a value
 	at                hcl.Range
 }
 
@@ -48,7 +50,7 @@ func (f *file) mounts(rest map[string]any, task *fields, asked *requests) []hook
 		if !ok {
 			continue
 		}
-		if asked.other[name] {
+		if slices.Contains(asked.carried, name) {
 			f.carryInto(rest, b)
 			if to, ok := in.destinationText("destination"); ok {
 				places = append(places, place{VolumeMount: hooks.VolumeMount{Destination: to},
@@ -60,9 +62,10 @@ func (f *file) mounts(rest map[string]any, task *fields, asked *requests) []hook
 		m := f.mount(in, name) // also for an unknown volume, to report the block's other errors
 		mounts = append(mounts, m)
 		p := place{VolumeMount: m, at: in.rangeOf("destination")}
-		if r, found := asked.find(m.Volume); found && r.Usage.Attachment == registry.BlockDevice {
+		if r, found := asked.find(name); found && r.Usage.Attachment == registry.BlockDevice {
 			f.checkDevice(in, m)
 			p.device, p.ReadOnly = true, m.ReadOnly || r.Usage.ReadOnly
+			p.unsure = f.unsure(b) || f.unsure(asked.blocks[name])
 		}
 		places = append(places, p)
 	}
@@ -71,11 +74,11 @@ func (f *file) mounts(rest map[string]any, task *fields, asked *requests) []hook
 }
 
 func (f *file) checkAsked(in *fields, name string, asked *requests) {
-	if _, exists := asked.at[name]; exists {
+	if _, exists := asked.blocks[name]; exists || asked.unexpanded {
 		return
 	}
-	detail := didYouMean(name, asked.names())
-	if len(asked.at) == 0 {
+	detail := didYouMean(name, slices.Collect(maps.Keys(asked.blocks)))
+	if len(asked.blocks) == 0 {
 		detail = fmt.Sprintf("add volume %q { ... } to the group", name)
 	}
 	f.errorf(in.rangeOf("volume"), detail, "the group asks for no volume %q", name)
@@ -148,7 +151,7 @@ func checkPair(a, b place) (wrong, advice string) {
 	case b.device && within(a.Destination, b.Destination):
 		return fmt.Sprintf("%s cannot be a block device: %s is mounted below it", b.Destination, a.Destination),
 			"use a path of its own"
-	case b.device && a.Volume == b.Volume && a.ReadOnly != b.ReadOnly:
+	case b.device && a.Volume == b.Volume && a.ReadOnly != b.ReadOnly && !a.unsure && !b.unsure:
 		return fmt.Sprintf("volume %q is a block device: it is as writable at %s as at %s", b.Volume, a.Destination,
 				b.Destination),
 			"give both the same read_only"

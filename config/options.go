@@ -64,7 +64,7 @@ func (d *decoder) ownership(in *fields, mountGroup string) (o registry.Ownership
 		d.errorf(in.rangeOf("group"), "keep one of them", "group and mount_group exclude each other")
 	}
 	o.Recursive = oneOf[string](in, "ownership") == "recursive"
-	if o.Recursive && o.Owner == "" && o.Group == "" {
+	if o.Recursive && o.Owner == "" && o.Group == "" && !d.unsure(in.block) {
 		d.errorf(in.rangeOf("ownership"), "add owner or group", "ownership has no owner and no group to set")
 	}
 	return o

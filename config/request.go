@@ -1,10 +1,7 @@
 package config
 
 import (
-	"maps"
 	"slices"
-
-	"github.com/hashicorp/hcl/v2"
 
 	"holdfast/hooks"
 	"holdfast/registry"
@@ -12,42 +9,35 @@ import (
 
 // requests holds the volume blocks of a group.
 type requests struct {
-	ours    []hooks.VolumeRequest
-	carried []block              // volumes of other types
-	at      map[string]hcl.Range // range of each declaration, CSI or not
-	other   map[string]bool      // names of the carried volumes
+	csi        []hooks.VolumeRequest
+	carried    []string         // names of volumes of other types
+	blocks     map[string]block // of all volumes, by name
+	unexpanded bool             // a dynamic block may make others
 }
 
-func newRequests() *requests { return &requests{at: map[string]hcl.Range{}, other: map[string]bool{}} }
-
-func (r *requests) names() []string { return slices.Sorted(maps.Keys(r.at)) }
-
 // find returns the CSI request of that name, if any.
-func (r *requests) find(name registry.RequestName) (hooks.VolumeRequest, bool) {
-	at := slices.IndexFunc(r.ours, func(v hooks.VolumeRequest) bool { return v.Name == name })
-	if at < 0 {
+func (r *requests) find(name string) (hooks.VolumeRequest, bool) {
+	i := slices.IndexFunc(r.csi, func(v hooks.VolumeRequest) bool { return string(v.Name) == name })
+	if i < 0 {
 		return hooks.VolumeRequest{}, false
 	}
-	return r.ours[at], true
+	return r.csi[i], true
 }
 
 // requests reads the volume blocks of a group.
 func (f *file) requests(group *fields, facts groupFacts) *requests {
-	asked := newRequests()
+	asked := &requests{blocks: map[string]block{}, unexpanded: slices.Contains(group.unexpanded, "volume")}
 	for _, b := range group.all("volume") {
 		name, ok := f.label(b)
 		if !ok {
 			continue
 		}
-		if _, exists := asked.at[name]; exists {
+		if _, exists := asked.blocks[name]; exists {
 			f.errorf(b.head, "give each volume a name of its own", "the group has two volumes named %q", name)
 			continue
 		}
-		asked.at[name] = b.head
-		if f.request(asked, b, facts) {
-			asked.carried = append(asked.carried, b)
-			asked.other[string(name)] = true
-		}
+		asked.blocks[name] = b
+		f.request(asked, b, facts)
 	}
 	f.checkTogether(asked)
 	return asked
@@ -78,8 +68,8 @@ var volumeStanza = &stanza{
 	},
 }
 
-// request reads one volume block. It returns true if the volume is not CSI.
-func (f *file) request(asked *requests, b block, facts groupFacts) bool {
+// request reads one volume block and adds it to asked.
+func (f *file) request(asked *requests, b block, facts groupFacts) {
 	in := f.fields(b, volumeStanza)
 	in.need("type")
 	switch kind := oneOf[string](in, "type"); kind {
@@ -87,9 +77,10 @@ func (f *file) request(asked *requests, b block, facts groupFacts) bool {
 		if inline, ok := in.one("ephemeral"); ok {
 			f.errorf(inline.head, `use type = "csi"`, "a volume of the host cannot be an inline one")
 		}
-		return true
+		asked.carried = append(asked.carried, b.labels[0])
+		return
 	case "":
-		return false
+		return
 	}
 	f.checkNames(b, volumeStanza)
 	v := hooks.VolumeRequest{Name: registry.RequestName(b.labels[0]), Type: "csi"}
@@ -99,8 +90,8 @@ func (f *file) request(asked *requests, b block, facts groupFacts) bool {
 	case !in.misspelt("ephemeral"): // otherwise one error would cause four reports
 		f.stored(in, &v)
 	}
-	if b, ok := in.one("create"); ok {
-		v.Create = f.create(b, v)
+	if create, ok := in.one("create"); ok {
+		v.Create = f.create(create, v)
 	}
 	v.Usage.ReadOnly = in.isTrue("read_only")
 	if options, ok := in.one("mount_options"); ok {
@@ -110,8 +101,7 @@ func (f *file) request(asked *requests, b block, facts groupFacts) bool {
 		}
 	}
 	f.checkUse(in, v, facts)
-	asked.ours = append(asked.ours, v)
-	return false
+	asked.csi = append(asked.csi, v)
 }
 
 // stored reads the fields of a volume block for a persistent volume.

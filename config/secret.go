@@ -1,9 +1,7 @@
 package config
 
 import (
-	"maps"
 	"regexp"
-	"slices"
 	"strings"
 
 	"github.com/hashicorp/hcl/v2"
@@ -111,30 +109,34 @@ func (f *fields) literalSecret(name string, expr hclsyntax.Expression, ctx *hcl.
 	return s
 }
 
-// secretOf converts the object to a reference, or returns its error text.
+// secretOf converts the object to a reference, or returns its error text. The reference is empty if it depends on a
+// variable without a value.
 func secretOf(v cty.Value) (s registry.Secret, wrong string) {
 	fields := map[string]*string{"env": &s.Env, "file": &s.File, "callback": &s.Callback}
 	elements := v.AsValueMap()
-	for _, name := range slices.Sorted(maps.Keys(elements)) {
-		field, known := fields[name]
-		text, ok := stringOf(elements[name])
-		switch {
-		case !known:
+	for name := range elements {
+		if fields[name] == nil {
 			return s, "has a field that is none of env, file and callback"
-		case !ok && !elements[name].IsKnown():
-			text = "unknown"
-		case !ok || text == "" || strings.Contains(text, "${"):
-			return s, "has an empty " + name
 		}
-		*field = text
 	}
-	switch {
-	case len(elements) != 1:
+	if len(elements) != 1 {
 		return s, "must have exactly one of env, file and callback"
-	case s.Env != "" && !envName.MatchString(s.Env):
-		return s, "names no environment variable"
-	case s.File != "" && !strings.HasPrefix(s.File, "/"):
-		return s, "must give the file as an absolute path"
+	}
+	for name, element := range elements {
+		text, ok := stringOf(element)
+		switch {
+		case !element.IsKnown():
+			return s, ""
+		case atRunTime(element):
+			return s, "depends on the run time: references are not resolved in " + name
+		case !ok || text == "":
+			return s, "has an empty " + name
+		case name == "env" && !envName.MatchString(text):
+			return s, "names no environment variable"
+		case name == "file" && !strings.HasPrefix(text, "/"):
+			return s, "must give the file as an absolute path"
+		}
+		*fields[name] = text
 	}
 	return s, ""
 }

@@ -19,6 +19,9 @@ func (f *file) checkUse(in *fields, v hooks.VolumeRequest, facts groupFacts) {
 	if in.isTrue("sticky") {
 		f.errorf(in.rangeOf("sticky"), "remove it", "sticky is for host volumes")
 	}
+	if f.unsure(in.block) {
+		return
+	}
 	if v.Usage.Access.ReaderOnly() && !v.Usage.ReadOnly {
 		f.errorf(in.rangeOf("access_mode"), "add read_only = true", "the access mode %s never allows a write",
 			v.Usage.Access)
@@ -69,15 +72,15 @@ func singleNode(mode registry.AccessMode) bool {
 // checkTogether reports conflicting requests of one alloc for the same volume, which would deadlock. Two compatible
 // requests for a volume are valid.
 func (f *file) checkTogether(asked *requests) {
-	for i, b := range asked.ours {
-		for _, a := range asked.ours[:i] {
+	for i, b := range asked.csi {
+		for _, a := range asked.csi[:i] {
 			if a.Ephemeral != nil || b.Ephemeral != nil || a.Source == "" || a.Source != b.Source ||
 				a.PerAlloc != b.PerAlloc {
 				continue
 			}
-			if why, advice := usageConflict(a.Usage, b.Usage); why != "" {
-				f.errorf(asked.at[string(b.Name)], advice, "%q and %q are the same volume, %q: %s", a.Name, b.Name,
-					a.Source, why)
+			first, second := asked.blocks[string(a.Name)], asked.blocks[string(b.Name)]
+			if why, advice := usageConflict(a.Usage, b.Usage); why != "" && !f.unsure(first) && !f.unsure(second) {
+				f.errorf(second.head, advice, "%q and %q are the same volume, %q: %s", a.Name, b.Name, a.Source, why)
 				break
 			}
 		}

@@ -176,7 +176,7 @@ func (f *file) capabilities(in *fields) []registry.VolumeCapability {
 			}
 		}
 		blocks = []block{{kind: "capability", body: body, ctx: f.ctx, head: f.head}}
-	case len(blocks) == 0:
+	case in.lacks("capability"):
 		f.errorf(f.head, `add capability { access_mode = "single-node-writer" attachment_mode = "file-system" }, `+
 			`each on a line of its own`, "a volume has at least one capability")
 	}
@@ -187,7 +187,7 @@ func (f *file) capabilities(in *fields) []registry.VolumeCapability {
 			Access:     oneOf[registry.AccessMode](modes, "access_mode"),
 			Attachment: oneOf[registry.AttachmentMode](modes, "attachment_mode"),
 		}
-		if slices.Contains(list, c) {
+		if slices.Contains(list, c) && c.Access != "" && c.Attachment != "" {
 			f.errorf(b.head, "remove one of the two", "this capability is given twice")
 		}
 		list = append(list, c)
@@ -215,7 +215,7 @@ func (f *file) topologyList(request *fields, name string) []registry.Topology {
 	for _, inner := range f.open(b, topologiesStanza).all("topology") {
 		in := f.open(inner, segmentsStanza)
 		found := in.stringMaps("segments")
-		if len(found) == 0 {
+		if len(found) == 0 && !f.unsure(inner) {
 			f.errorf(inner.head, `add segments { zone = "a" }`, "a topology has segments")
 		}
 		for _, segments := range found {

@@ -112,7 +112,8 @@ func (f *file) checkDirs(in *fields, p hooks.PluginSpec) {
 			f.errorf(in.rangeOf(name), `use a directory of its own, as in "/csi"`, "%s must not lie in /dev", name)
 		}
 	}
-	if within(p.MountDir, p.StagePublishBaseDir) || within(p.StagePublishBaseDir, p.MountDir) {
+	overlap := within(p.MountDir, p.StagePublishBaseDir) || within(p.StagePublishBaseDir, p.MountDir)
+	if overlap && !f.unsure(in.block) {
 		name := "stage_publish_base_dir"
 		if !in.has(name) {
 			name = "mount_dir"

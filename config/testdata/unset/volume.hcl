@@ -1,0 +1,34 @@
+variable "x" {}
+
+id        = "v"
+plugin_id = "p"
+
+capability {
+  access_mode     = var.x
+  attachment_mode = "file-system"
+}
+
+capability {
+  access_mode     = var.x
+  attachment_mode = "file-system"
+}
+
+secrets {
+  file     = { file = var.x }
+  callback = { callback = "a-${var.x}" }
+}
+
+mount_options {
+  ownership = "recursive"
+  owner     = var.x
+}
+
+topology_request {
+  required {
+    topology {
+      segments {
+        zone = var.x
+      }
+    }
+  }
+}
