@@ -1,6 +1,7 @@
 package host_test
 
 import (
+	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -173,17 +174,30 @@ func TestNextHostRunsWhatWasSwappedTo(t *testing.T) {
 	next("damage of the record", sum)
 }
 
-// The binary was in its bake when its host died, and does not start for the next one.
+// The binary was in its bake when its host died. The next host is called off while it starts that binary, which decides
+// nothing. For the host after that, the binary does not start.
 func TestNextHostRollsBack(t *testing.T) {
 	t.Parallel()
 	w := openLongBake(t)
 	w.plugin("a")
-	binary, flag := w.fragile("young")
-	report, err := w.host.Swap(w.ctx(), binary)
+	hangs, reached := filepath.Join(w.dir, "hangs"), filepath.Join(w.dir, "reached")
+	broken := filepath.Join(w.dir, "broken")
+	report, err := w.host.Swap(w.ctx(), w.wrapped("young", fmt.Sprintf(
+		"[ ! -e %s ] || exit 3\n[ ! -e %s ] || { : > %s; exec sleep 3600; }", broken, hangs, reached)))
 	must(t, err)
 	must(t, w.create("v", ""))
 	must(t, w.host.Close())
-	must(t, os.WriteFile(flag, nil, 0o600))
+	must(t, os.WriteFile(hangs, nil, 0o600))
+	ctx, callOff := context.WithCancel(w.ctx())
+	go func() {
+		w.awaitFile(reached)
+		callOff()
+	}()
+	if h, err := host.Open(ctx, w.config); err == nil {
+		must(t, h.Close())
+		t.Error("a shim that hangs was started")
+	}
+	must(t, os.WriteFile(broken, nil, 0o600))
 	w.open()
 	if s := w.host.ShimState(); s.SHA256 != report.From {
 		t.Errorf("%s runs", s.SHA256)

@@ -44,20 +44,21 @@ const (
 // startFirst starts the first shim of this host. If the last host ended during the bake of a swap, and the new binary
 // does not start, it starts the old one.
 func (h *Host) startFirst(ctx, run context.Context) (*shim, error) {
-	defer func() { h.history.settleBakes(h.running.Load().SHA256) }()
 	binary, fallback := h.chooseBinary(ctx, *h.running.Load())
 	h.recordChoice(binary, fallback)
 	sh, err := h.startRepeatedly(ctx, run)
-	switch {
-	case err == nil:
+	if err != nil && fallback.SHA256 != "" && ctx.Err() == nil && sh == nil { // a shim that is left may write the state
+		h.config.Logger.Error("the shim of the last swap cannot be started; starting the one before it", "error", err)
+		binary = fallback
 		h.recordActive(binary, digest{})
-		return sh, nil
-	case fallback.SHA256 == "" || ctx.Err() != nil || sh != nil: // sh may still write the state
+		sh, err = h.startRepeatedly(ctx, run)
+	}
+	if err != nil {
 		return nil, err
 	}
-	h.config.Logger.Error("the shim of the last swap cannot be started; starting the one before it", "error", err)
-	h.recordActive(fallback, digest{})
-	return h.startRepeatedly(ctx, run)
+	h.recordActive(binary, digest{})
+	h.history.settleBakes(binary.SHA256)
+	return sh, nil
 }
 
 // startRepeatedly starts the shim until one is active, with a pause between the tries. A shim that was killed from
