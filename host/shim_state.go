@@ -71,10 +71,7 @@ func (s *shimState) setDown(why error, failures int, binary digest, next time.Ti
 			now.Since = time.Now()
 		}
 		now.Serving, now.PID, now.SHA256, now.Next = false, 0, binary.SHA256, next
-		now.Failures, now.Reason = failures, ""
-		if why != nil {
-			now.Reason = why.Error()
-		}
+		now.Failures, now.Reason = failures, why.Error()
 	})
 }
 

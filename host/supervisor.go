@@ -188,7 +188,7 @@ func (s *supervisor) stopAll(ctx context.Context) error {
 		s.nextStart.Stop()
 	}
 	if s.waiting != nil {
-		s.waiting.done <- errors.Join(errClosed, s.waiting.swap.killNext(ctx))
+		s.waiting.done <- s.waiting.swap.abandon(ctx, SwapQuiesce, errClosed)
 	}
 	var err error
 	if s.active != nil {
@@ -220,9 +220,6 @@ func (s *supervisor) restart(ctx context.Context) {
 	dead, baked, killed := s.active, s.endBake(), s.killed
 	s.holdCalls(errDied, time.Time{})
 	revived := baked != nil && s.rollBack(ctx, baked)
-	if revived {
-		s.serve(baked.standby)
-	}
 	why := dead.exitError()
 	if killed {
 		why = fmt.Errorf("it gave no answer for %s, and was killed", s.config.AnswerTimeout)
@@ -365,7 +362,7 @@ func (s *supervisor) setActive(p peer) {
 // runSwap hands over to the candidate.
 func (s *supervisor) runSwap(ctx context.Context, p *preparedSwap) error {
 	if err := s.reapAll(ctx); err != nil {
-		return errors.Join(p.swap.step(SwapActivate, func() error { return err }), p.swap.killNext(ctx))
+		return p.swap.abandon(ctx, SwapActivate, err)
 	}
 	old, next := s.active, p.swap.next
 	p.swap.old = old
@@ -460,9 +457,9 @@ func (s *supervisor) endBake() *bake {
 	return b
 }
 
-// rollBack returns to the binary before a shim that died during its bake. It reports whether the old shim is active
-// again; if not, its binary has to be started.
-func (s *supervisor) rollBack(ctx context.Context, b *bake) bool {
+// rollBack returns to the binary before a shim that died during its bake. It reports whether the old shim serves again;
+// if not, its binary has to be started.
+func (s *supervisor) rollBack(ctx context.Context, b *bake) (revived bool) {
 	s.running.Store(&b.digest)
 	if b.standby == nil {
 		return false
@@ -473,6 +470,7 @@ func (s *supervisor) rollBack(ctx context.Context, b *bake) bool {
 		s.noteUnkillable(b.standby)
 		return false
 	}
+	s.serve(b.standby)
 	return true
 }
 

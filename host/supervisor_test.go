@@ -290,6 +290,23 @@ func TestNoShimIsStartedBesideAnUnkillableOne(t *testing.T) {
 	}
 }
 
+// A swap that the supervisor does not take in time has the failed step and the reason in its report.
+func TestSwapThatIsNotTakenIsReported(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := &Host{swaps: make(chan *preparedSwap)}
+		next := newFakePeer("next", faults{}, new([]string), new(string))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		s := &swap{next: next, progress: func(SwapReport, SwapStep) {}, report: SwapReport{Outcome: SwapRefused}}
+		err := h.superviseSwap(&preparedSwap{ctx: ctx, swap: s})
+		if r := s.report; !errors.Is(err, context.DeadlineExceeded) || r.Failed != SwapQuiesce || r.Reason == "" ||
+			r.Outcome != SwapRefused || !isDead(next) {
+			t.Errorf("%v; %+v; the candidate is dead: %t", err, r, isDead(next))
+		}
+	})
+}
+
 func TestStartPausesDoubleUpToACeiling(t *testing.T) {
 	t.Parallel()
 	pauses := newStartPauses()

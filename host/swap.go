@@ -295,6 +295,11 @@ func (s *swap) resumeOld(ctx context.Context) error {
 	return err
 }
 
+// abandon kills the candidate of a swap that fails at a step before that step begins. The error names the step.
+func (s *swap) abandon(ctx context.Context, at SwapStep, why error) error {
+	return errors.Join(s.step(at, func() error { return why }), s.killNext(ctx))
+}
+
 func (s *swap) killNext(ctx context.Context) error { return kill(ctx, s.next) }
 
 // kill kills a shim, even if ctx has ended.

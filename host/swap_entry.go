@@ -34,7 +34,7 @@ func (h *Host) SwapAs(ctx context.Context, b Binary, operator string) (SwapRepor
 	s := &swap{progress: h.shimState.setSwapStep, report: SwapReport{
 		By: operator, Began: time.Now(), Path: b.Path, From: h.running.Load().SHA256, Outcome: SwapRefused,
 	}}
-	err := h.swap(ctx, s, b)
+	err := h.swapTo(ctx, s, b)
 	h.shimState.setSwapStep(s.report, "")
 	h.pruneBinaries()
 	if s.report.Outcome != SwapBaking { // else the supervisor records how it ends
@@ -48,14 +48,14 @@ func (h *Host) Swaps() []SwapReport { return h.history.list() }
 
 // preparedSwap is a swap whose candidate has rehearsed. The supervisor runs the rest of it.
 type preparedSwap struct {
-	ctx    context.Context
+	ctx    context.Context // ends when the host is closed, or the caller has gone
 	swap   *swap
 	digest digest
 	done   chan error
 }
 
-// swap runs all steps up to resume.
-func (h *Host) swap(ctx context.Context, s *swap, b Binary) error {
+// swapTo runs all steps up to resume.
+func (h *Host) swapTo(ctx context.Context, s *swap, b Binary) error {
 	var binary digest
 	err := s.step(SwapVerify, func() (err error) {
 		binary, err = h.storeBinary(ctx, b)
@@ -70,17 +70,21 @@ func (h *Host) swap(ctx context.Context, s *swap, b Binary) error {
 		return err
 	}
 	s.next, s.gate, s.limits = next, h.gate, limitsWithin(h.config.SwapBudget)
-	p := &preparedSwap{ctx: ctx, swap: s, digest: binary, done: make(chan error, 1)}
+	err = h.superviseSwap(&preparedSwap{ctx: ctx, swap: s, digest: binary, done: make(chan error, 1)})
+	if err == nil {
+		h.serveCallbacks(next)
+	}
+	return err
+}
+
+// superviseSwap has the supervisor run the steps that hold calls. If the supervisor is busy until the context of the
+// swap ends, the swap has failed.
+func (h *Host) superviseSwap(p *preparedSwap) error {
 	select {
 	case h.swaps <- p:
-		if err = <-p.done; err == nil {
-			h.serveCallbacks(next)
-		}
-		return err
-	case <-h.closing.Done():
-		return errors.Join(errClosed, s.killNext(ctx))
-	case <-ctx.Done():
-		return errors.Join(context.Cause(ctx), s.killNext(ctx))
+		return <-p.done
+	case <-p.ctx.Done():
+		return p.swap.abandon(p.ctx, SwapQuiesce, context.Cause(p.ctx))
 	}
 }
 
