@@ -186,9 +186,13 @@ func TestHostOfAShimInMemoryRepeatsCalls(t *testing.T) {
 			if o.countPrepares() < 2 {
 				t.Error("the shim that follows has not got the call")
 			}
-			held, _, err := o.Claims(t.Context(), host.ClaimQuery{})
-			if o.must(err); len(held) != 1 || held[0].Alloc != "a" {
-				t.Errorf("claims: %+v", held)
+			notes := host.VolumeName{Namespace: "default", ID: "notes"}
+			for q, want := range map[host.ClaimQuery]int{
+				{}: 1, {Alloc: "a", Volume: notes}: 1, {Alloc: "b"}: 0, {Volume: host.VolumeName{ID: "x"}}: 0,
+			} {
+				if held, _, err := o.Claims(t.Context(), q); err != nil || len(held) != want {
+					t.Errorf("claims of %+v: %+v, %v", q, held, err)
+				}
 			}
 		})
 	}

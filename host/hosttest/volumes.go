@@ -184,10 +184,13 @@ type claims struct {
 	p *process
 }
 
-func (l *claims) List(context.Context, *pb.ListClaimsRequest) (*pb.ListClaimsReply, error) {
+func (l *claims) List(_ context.Context, req *pb.ListClaimsRequest) (*pb.ListClaimsReply, error) {
 	reply := &pb.ListClaimsReply{Answer: l.p.answer()}
 	for _, c := range l.p.view().AllClaims() {
-		reply.Claims = append(reply.Claims, wire.ClaimProto(c))
+		if (req.GetAlloc() == "" || req.GetAlloc() == string(c.Alloc)) &&
+			(req.GetVolume() == nil || wire.VolumeName(req.GetVolume()) == c.Name) {
+			reply.Claims = append(reply.Claims, wire.ClaimProto(c))
+		}
 	}
 	return reply, nil
 }
