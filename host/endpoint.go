@@ -49,18 +49,18 @@ func (h *Host) ServeCSI(ctx context.Context, plugin PluginID, l net.Listener) er
 	server := grpc.NewServer(options...)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
-	var err error
+	var ended error
 	select {
 	case err := <-served:
 		server.Stop()
 		return fmt.Errorf("serve the CSI endpoint of plugin %s: %w", plugin, err)
 	case <-ctx.Done():
 	case <-h.closing.Done():
-		err = errClosed
+		ended = errClosed
 	}
 	server.Stop() // ends the calls and waits for their handlers
 	<-served
-	return err
+	return ended
 }
 
 // passCSI passes one call of a CSI client to the active shim. emptypb.Empty keeps all fields as unknown fields, so a

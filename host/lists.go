@@ -131,17 +131,20 @@ func (h *Host) PluginCapacity(ctx context.Context, q CapacityQuery) (PluginCapac
 // pages reads a list to its end. The index is that of the first page. A record that exists all the time is in the list
 // once, though others come and go meanwhile.
 func pages[T any](b Blocking, get func(*pb.Page) ([]T, *pb.Answer, string, error)) (all []T, at Seq, err error) {
-	for token, first := "", true; first || token != ""; first = false {
+	token := ""
+	for {
 		part, answer, next, err := get(b.page(token))
 		if err != nil {
 			return nil, 0, err
 		}
-		if first {
+		if token == "" {
 			at = Seq(answer.GetIndex())
 		}
 		all, token = append(all, part...), next
+		if token == "" {
+			return all, at, nil
+		}
 	}
-	return all, at, nil
 }
 
 func (b Blocking) page(token string) *pb.Page {

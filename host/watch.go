@@ -101,10 +101,11 @@ func (h *Host) follow(ctx context.Context, ends bool, req *pb.WatchRequest, fn f
 
 // causeOf returns the cause of a context that has ended, with why there was no shim if the call waited for one.
 func causeOf(ctx context.Context, err error) error {
-	if end := context.Cause(ctx); !errors.Is(err, registry.ErrUnavailable) || !errors.Is(err, end) {
-		return end
+	end := context.Cause(ctx)
+	if errors.Is(err, registry.ErrUnavailable) && errors.Is(err, end) {
+		return err
 	}
-	return err
+	return end
 }
 
 // openOnce waits for an active shim, opens a stream there, and calls fn with each message until the stream ends.

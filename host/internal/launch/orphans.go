@@ -30,10 +30,11 @@ func EndOrphans(ctx context.Context, database string, log hclog.Logger) error {
 	killed := map[int]bool{}
 	for {
 		pid, found := findOrphan(database)
+		if !found {
+			return nil
+		}
 		st, _ := proc.ReadStat(pid)
 		switch {
-		case !found:
-			return nil
 		case time.Now().After(giveUp):
 			return registry.Errorf(registry.ErrUnavailable,
 				"shim %d of an earlier host has the state, and has not died of SIGKILL (%s): "+
