@@ -56,7 +56,7 @@ func (s *Server) streamBlocks(w http.ResponseWriter, r *http.Request) {
 		err = registry.Errorf(registry.ErrUnavailable, "waited %v: %w", wait, errNoBlocks)
 	}
 	switch {
-	case err == nil || r.Context().Err() != nil:
+	case err == nil:
 	case !out.started:
 		writeError(w, err)
 	default:

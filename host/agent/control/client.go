@@ -313,14 +313,16 @@ func eachLine[T any](body io.ReadCloser, fn func(T) error) error {
 	defer body.Close()
 	for d := json.NewDecoder(body); ; {
 		var line T
-		err := d.Decode(&line)
-		if errors.Is(err, io.EOF) {
+		switch err := d.Decode(&line); {
+		case errors.Is(err, io.EOF):
 			return nil
+		case errors.Is(err, io.ErrUnexpectedEOF):
+			return registry.Errorf(registry.ErrUnavailable,
+				"the answer is incomplete, because the agent has ended; run the command again")
+		case err != nil:
+			return err
 		}
-		if err == nil {
-			err = fn(line)
-		}
-		if err != nil {
+		if err := fn(line); err != nil {
 			return err
 		}
 	}

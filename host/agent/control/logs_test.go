@@ -14,6 +14,22 @@ import (
 	"holdfast/registry"
 )
 
+// serveUntilCutOff serves the API until end is called with errEnding, as if the agent ended.
+func serveUntilCutOff(t *testing.T, s *Server, end *context.CancelCauseFunc) *Client {
+	t.Helper()
+	var life context.Context
+	life, *end = context.WithCancelCause(t.Context())
+	web := httptest.NewUnstartedServer(s.handler())
+	web.Config.BaseContext = func(net.Listener) context.Context { return life }
+	web.Start()
+	t.Cleanup(web.Close)
+	c := NewClient("")
+	c.web.Transport = &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", web.Listener.Addr().String())
+	}}
+	return c
+}
+
 // The agent ends while a client follows the logs of a task that runs.
 func TestLogsThatTheAgentCutsOffAreAnError(t *testing.T) {
 	h := &fakeHost{}
@@ -27,16 +43,9 @@ func TestLogsThatTheAgentCutsOffAreAnError(t *testing.T) {
 	c := NewClient(socket)
 	job := awaitJob(t, c, "long", func(j Job) bool { return j.Status == "running" && j.Allocs[0].Tasks[0].PID != 0 })
 
-	life, end := context.WithCancelCause(t.Context())
-	web := httptest.NewUnstartedServer(s.handler())
-	web.Config.BaseContext = func(net.Listener) context.Context { return life }
-	web.Start()
-	defer web.Close()
-	c.web.Transport = &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "tcp", web.Listener.Addr().String())
-	}}
+	var end context.CancelCauseFunc
 	var out strings.Builder
-	err = c.Logs(t.Context(), job.Allocs[0].ID, "main", agent.LogOptions{Follow: true},
+	err = serveUntilCutOff(t, s, &end).Logs(t.Context(), job.Allocs[0].ID, "main", agent.LogOptions{Follow: true},
 		writerFunc(func(p []byte) error {
 			out.Write(p)
 			end(errEnding)
