@@ -45,8 +45,11 @@ var ErrNoAgent = errors.New("no agent is running")
 // NewClient returns a client. It connects at the first call.
 func NewClient(socket string) *Client {
 	c := &Client{socket: socket}
+	dialer := &net.Dialer{Timeout: 5 * time.Second}
 	c.web = &http.Client{Transport: &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return dialer.DialContext(ctx, "unix", socket)
+		},
 	}}
 	return c
 }
@@ -58,10 +61,6 @@ func (c *Client) Trace(p trace.TracerProvider) {
 			otelhttp.WithPropagators(tracing.Propagator),
 			otelhttp.WithFilter(func(r *http.Request) bool { return tracing.InTrace(r.Context()) }))
 	}
-}
-
-func (c *Client) dial(ctx context.Context) (net.Conn, error) {
-	return (&net.Dialer{Timeout: 5 * time.Second}).DialContext(ctx, "unix", c.socket)
 }
 
 // segment escapes an ID for a URL path. An ID of dots alone would be a relative path.
@@ -98,21 +97,29 @@ func (c *Client) remove(ctx context.Context, path string) error {
 	return err
 }
 
-// open sends a request and returns the body of the answer, which the caller closes. An answer with an error is returned
-// as that error. If nothing answers at the socket, the error is ErrNoAgent.
+// open sends a request and returns the body of the answer, which the caller closes.
 func (c *Client) open(ctx context.Context, method, path string, in any) (io.ReadCloser, error) {
-	var body io.Reader
+	var text []byte
 	if in != nil {
-		text, err := json.Marshal(in)
-		if err != nil {
+		var err error
+		if text, err = json.Marshal(in); err != nil {
 			return nil, err
 		}
-		body = bytes.NewReader(text)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, "http://agent/v1"+path, body)
+	req, err := http.NewRequestWithContext(ctx, method, baseURL+path, bytes.NewReader(text))
 	if err != nil {
 		return nil, err
 	}
+	return c.send(req)
+}
+
+// baseURL is the beginning of all URLs. The client connects to its socket, whatever the host name is.
+const baseURL = "http://agent/v1"
+
+// send sends a request and returns the body of the answer, which the caller closes. An answer with an error is returned
+// as that error. If nothing answers at the socket, the error is ErrNoAgent.
+func (c *Client) send(req *http.Request) (io.ReadCloser, error) {
+	ctx := req.Context()
 	id, stop := c.reportWait(ctx)
 	defer stop()
 	if id != "" {

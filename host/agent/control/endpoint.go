@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -57,45 +58,28 @@ func switchTo(protocol string, w http.ResponseWriter) (net.Conn, error) {
 }
 
 // DialCSI returns a connection that serves the CSI services of the plugin with gRPC.
-func (c *Client) DialCSI(ctx context.Context, plugin host.PluginID) (net.Conn, error) {
+func (c *Client) DialCSI(ctx context.Context, plugin host.PluginID) (io.ReadWriteCloser, error) {
 	return c.dialUpgraded(ctx, upgradeCSI, "/plugin/"+segment(string(plugin))+"/csi")
 }
 
 // dialUpgraded sends a request and returns its connection after the upgrade to another protocol.
-func (c *Client) dialUpgraded(ctx context.Context, protocol, path string) (net.Conn, error) {
-	conn, err := c.dial(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("%w at %s: %w", ErrNoAgent, c.socket, err)
-	}
-	upgraded, err := upgrade(ctx, conn, protocol, "http://agent/v1"+path)
-	if err != nil {
-		return nil, errors.Join(err, conn.Close())
-	}
-	return upgraded, nil
-}
-
-func upgrade(ctx context.Context, conn net.Conn, protocol, url string) (net.Conn, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+func (c *Client) dialUpgraded(ctx context.Context, protocol, path string) (io.ReadWriteCloser, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, baseURL+path, nil)
 	if err != nil {
 		return nil, err
 	}
 	req.Header.Set("Connection", "Upgrade")
 	req.Header.Set("Upgrade", protocol)
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	defer stop()
-	if err := req.Write(conn); err != nil {
-		return nil, err
-	}
-	reader := bufio.NewReader(conn)
-	reply, err := http.ReadResponse(reader, req)
+	body, err := c.send(req)
 	if err != nil {
 		return nil, err
 	}
-	if reply.StatusCode != http.StatusSwitchingProtocols {
-		defer reply.Body.Close()
-		return nil, errorOf(reply)
+	conn, upgraded := body.(io.ReadWriteCloser) // see http.Response.Body
+	if !upgraded {
+		return nil, errors.Join(registry.Errorf(registry.ErrInternal, "the agent did not switch to %s", protocol),
+			body.Close())
 	}
-	return &bufferedConn{conn, reader}, nil
+	return conn, nil
 }
 
 // bufferedConn is a connection from which some bytes were already read.
@@ -167,6 +151,5 @@ func (c *Client) EndpointUses(ctx context.Context, plugin string) ([]host.Endpoi
 // ForgetEndpointUses removes the records of the uses of one volume. The agent sets the operator.
 func (c *Client) ForgetEndpointUses(ctx context.Context, plugin, volume, confirm string) error {
 	q := url.Values{"volume": {volume}, "confirm": {confirm}}
-	_, err := do[any](ctx, c, http.MethodDelete, "/plugin/"+segment(plugin)+"/uses?"+q.Encode(), nil)
-	return err
+	return c.remove(ctx, "/plugin/"+segment(plugin)+"/uses?"+q.Encode())
 }

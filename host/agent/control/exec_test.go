@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net"
 	"testing"
 	"testing/synctest"
@@ -32,4 +33,32 @@ func TestSignalAfterTheEndOfACommandDoesNotBlock(t *testing.T) {
 		}
 		<-returned
 	})
+}
+
+// Without an answer of the agent, a command in a task ends like any other: by the signal of its user, or because no
+// agent is running.
+func TestCommandInATaskNeedsAnAgent(t *testing.T) {
+	socket := Socket(shortDir(t))
+	l, err := net.Listen("unix", socket)
+	must(t, err)
+	defer l.Close()
+	signal := errors.New("the user has sent a signal")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	for _, c := range []struct {
+		accepted func(net.Conn)
+		want     error
+	}{
+		{func(conn net.Conn) { conn.Close() }, ErrNoAgent},
+		{func(net.Conn) { cancel(signal) }, signal},
+	} {
+		go func() {
+			conn, err := l.Accept()
+			if err == nil {
+				c.accepted(conn)
+			}
+		}()
+		if _, err := NewClient(socket).Exec(ctx, "a", "t", taskdriver.ExecOptions{}); !errors.Is(err, c.want) {
+			t.Errorf("%v, want %v", err, c.want)
+		}
+	}
 }
