@@ -303,6 +303,9 @@ func TestErrorsKeepTheirKind(t *testing.T) {
 		if !errors.Is(err, kind) || err.Error() != "alloc 7 holds it" {
 			t.Errorf("%v: %v", kind, err)
 		}
+		if _, err := c.ExplainClaims(t.Context(), disk); !errors.Is(err, kind) {
+			t.Errorf("claims of a volume that the shim cannot look up, %v: %v", kind, err)
+		}
 	}
 	for path, want := range map[string]error{"/job/none": registry.ErrNotFound,
 		"/volume/x?namespace=y": registry.ErrInternal, "/events?after=1x": registry.ErrInvalid} {

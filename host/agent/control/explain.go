@@ -94,17 +94,12 @@ func leftMounted(w registry.Wait, v *host.VolumeStatus) string {
 
 // volume returns a volume, or nil if there is none or the shim does not answer.
 func (e *explainer) volume(ctx context.Context, name host.VolumeName) *host.VolumeStatus {
-	if v, known := e.volumes[name]; known || name.ID == "" {
-		return v
+	v, cached := e.volumes[name]
+	if !cached {
+		v, _ = e.s.volume(ctx, name)
+		e.volumes[name] = v
 	}
-	e.volumes[name] = nil
-	list, _, err := e.s.host.Volumes(ctx, host.VolumeQuery{Name: name})
-	for i := range list {
-		if err == nil && list[i].VolumeName() == name {
-			e.volumes[name] = &list[i]
-		}
-	}
-	return e.volumes[name]
+	return v
 }
 
 // plugin returns a plugin. It has no tasks if the plugin is not running or the shim does not answer.

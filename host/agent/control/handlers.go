@@ -103,28 +103,37 @@ func (l *volumeLister) Volumes(ctx context.Context, _ host.VolumeQuery) ([]host.
 	return l.list, 0, l.err
 }
 
-// setReasonsFrom is setReasons with a source of volumes.
-func (s *Server) setReasonsFrom(ctx context.Context, volumes agent.Lister, allocs []Alloc) {
-	if !slices.ContainsFunc(allocs, func(a Alloc) bool {
-		return a.State == agent.AllocPending || a.State == agent.AllocReleasing
-	}) {
+// setReasonsFrom is setReasons for several lists of allocs, with a source of volumes.
+func (s *Server) setReasonsFrom(ctx context.Context, volumes agent.Lister, lists ...[]Alloc) {
+	var waiting []*Alloc
+	for _, allocs := range lists {
+		for i := range allocs {
+			if allocs[i].waits() {
+				waiting = append(waiting, &allocs[i])
+			}
+		}
+	}
+	if len(waiting) == 0 {
 		return
 	}
 	list, _, err := s.host.Allocs(ctx, host.AllocQuery{})
 	if err != nil {
 		return
 	}
-	waiting := map[string][]registry.Wait{}
+	waits := map[string][]registry.Wait{}
 	for _, st := range list {
-		waiting[string(st.ID)] = st.Waiting
+		waits[string(st.ID)] = st.Waiting
 	}
 	problem := s.clusterProblem(ctx)
-	for i := range allocs {
-		if waits, known := waiting[allocs[i].ID]; known {
-			allocs[i].setReason(withProblem(s.agent.DescribeWaits(ctx, volumes, waits), problem))
+	for _, a := range waiting {
+		if of, known := waits[a.ID]; known {
+			a.setReason(withProblem(s.agent.DescribeWaits(ctx, volumes, of), problem))
 		}
 	}
 }
+
+// waits reports whether the alloc waits for its volumes, or for their release.
+func (a *Alloc) waits() bool { return a.State == agent.AllocPending || a.State == agent.AllocReleasing }
 
 // setReason sets what the alloc waits for. The shim's answer is newer than the agent's record.
 func (a *Alloc) setReason(text string) {
@@ -152,7 +161,7 @@ func (s *Server) getAlloc(r *http.Request) (any, error) {
 	e := s.explainer()
 	for _, st := range list {
 		text := s.agent.DescribeWaits(r.Context(), s.host, st.Waiting)
-		if out.State == agent.AllocPending || out.State == agent.AllocReleasing {
+		if out.waits() {
 			text = withProblem(text, s.clusterProblem(r.Context()))
 			out.Notices = s.clusterNotices(r.Context())
 		}
@@ -186,8 +195,11 @@ func (s *Server) getVolume(r *http.Request) (any, error) {
 	return s.volumeNow(r.Context(), volumeName(r))
 }
 
-// volumeNow describes a volume with its uses, its waits and the agent's notices.
-func (s *Server) volumeNow(ctx context.Context, name host.VolumeName) (any, error) {
+// volume returns a volume. If no volume has the name, or the name is empty, the error is ErrNotFound.
+func (s *Server) volume(ctx context.Context, name host.VolumeName) (*host.VolumeStatus, error) {
+	if name.ID == "" {
+		return nil, registry.Errorf(registry.ErrNotFound, "the volume has no name")
+	}
 	list, _, err := s.host.Volumes(ctx, host.VolumeQuery{Name: name})
 	if err != nil {
 		return nil, err
@@ -197,8 +209,18 @@ func (s *Server) volumeNow(ctx context.Context, name host.VolumeName) (any, erro
 		return nil, registry.Errorf(registry.ErrNotFound, "volume %s not found; run holdfast volume list for a list",
 			name)
 	}
-	v, e := list[i], s.explainer()
-	out := e.volumeView(v)
+	return &list[i], nil
+}
+
+// volumeNow describes a volume with its uses, its waits and the agent's notices.
+func (s *Server) volumeNow(ctx context.Context, name host.VolumeName) (any, error) {
+	v, err := s.volume(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	e := s.explainer()
+	e.volumes[name] = v
+	out := e.volumeView(*v)
 	for i, h := range out.Holders {
 		if len(h.Engines) > 0 {
 			// containers are only an addition, so an error is ignored

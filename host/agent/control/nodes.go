@@ -114,37 +114,26 @@ func NodeState(n host.NodeStatus) string {
 // explainClaims explains the claims on a volume.
 func (s *Server) explainClaims(r *http.Request) (any, error) {
 	ctx, name := r.Context(), volumeName(r)
-	e := s.explainer()
-	v := e.volume(ctx, name)
-	if v == nil {
-		return nil, registry.Errorf(registry.ErrNotFound, "volume %s not found", name)
+	v, err := s.volume(ctx, name)
+	if err != nil {
+		return nil, err
 	}
 	nodes, _, err := s.host.Nodes(ctx, host.NodeQuery{})
 	if err != nil {
 		return nil, err
 	}
+	e := s.explainer()
+	e.volumes[name] = v
 	out := ClaimExplanation{Volume: e.volumeView(*v), Nodes: len(nodes), Stale: Stale(nodes)}
 	var claims []host.Claim
 	for _, h := range v.Holders {
 		claims = append(claims, h.Claim)
 	}
 	out.Claims = claimViews(claims, nodes)
-	controllers := 0
-	for _, n := range nodes {
-		for _, p := range n.Plugins {
-			if p.Plugin != v.Plugin {
-				continue
-			}
-			hasController := p.Health(host.RoleController) != ""
-			if n.Alive && (p.Executor || hasController && v.Node == n.Name) {
-				out.Executor = n.Name
-			}
-			if hasController {
-				controllers++
-			}
-		}
-	}
-	if out.Executor == "" && (controllers > 0 || len(v.Attachments) > 0) {
+	hasController := false
+	executor, hasController := executorOf(v, nodes)
+	out.Executor = executor
+	if executor == "" && (hasController || len(v.Attachments) > 0) {
 		out.Notices = append(out.Notices, noExecutor(*v, nodes))
 	}
 	out.Notices = append(out.Notices, s.clusterNotices(ctx)...)
@@ -153,10 +142,27 @@ func (s *Server) explainClaims(r *http.Request) (any, error) {
 			out.Notices = append(out.Notices, *notice)
 		}
 	}
-	out.Notices = append(out.Notices, heldNotices(name, out.Holders)...)
-	out.Notices = append(out.Notices, unusedAttachments(*v)...)
-	out.Notices = append(out.Notices, e.explainWaits(ctx, v.Waiting)...)
+	out.Notices = slices.Concat(out.Notices, heldNotices(name, out.Holders), unusedAttachments(*v),
+		e.explainWaits(ctx, v.Waiting))
 	return out, nil
+}
+
+// executorOf returns the living node that makes the controller calls of a volume, if there is one. hasController
+// reports whether any node, even one that is not alive, has a controller of the volume's plugin.
+func executorOf(v *host.VolumeStatus, nodes []host.NodeStatus) (executor host.NodeName, hasController bool) {
+	for _, n := range nodes {
+		for _, p := range n.Plugins {
+			if p.Plugin != v.Plugin {
+				continue
+			}
+			controls := p.Health(host.RoleController) != ""
+			hasController = hasController || controls
+			if n.Alive && (p.Executor || controls && v.Node == n.Name) {
+				executor = n.Name
+			}
+		}
+	}
+	return executor, hasController
 }
 
 // noExecutor explains that no node can make the controller calls of a volume's plugin.

@@ -42,15 +42,11 @@ func (s *Server) Overview(ctx context.Context) Overview {
 		o.Missing = fmt.Errorf("no answer from the shim: %w", o.Missing)
 		return o
 	}
-	var allocs []Alloc
+	var allocs [][]Alloc
 	for _, j := range o.Jobs {
-		allocs = append(allocs, j.Allocs...)
+		allocs = append(allocs, j.Allocs)
 	}
-	s.setReasonsFrom(ctx, volumes, allocs)
-	for i := range o.Jobs {
-		n := len(o.Jobs[i].Allocs)
-		o.Jobs[i].Allocs, allocs = allocs[:n:n], allocs[n:]
-	}
+	s.setReasonsFrom(ctx, volumes, allocs...)
 	return o
 }
 

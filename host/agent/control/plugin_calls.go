@@ -88,12 +88,13 @@ func askPlugin[T any](s *Server, r *http.Request, id host.PluginID, ask func(con
 // describeBackground says that the creation or deletion of a volume continues in the background. It is empty if neither
 // does.
 func (s *Server) describeBackground(ctx context.Context, t target) string {
-	v, name := s.explainer().volume(ctx, t.volume), t.volume
-	creating := v != nil && (v.State == registry.VolumeCreating ||
-		v.Intent != nil && v.Intent.RPC == registry.CreateVolumeRPC)
-	switch {
-	case v == nil:
+	v, err := s.volume(ctx, t.volume)
+	if err != nil {
 		return ""
+	}
+	name := t.volume
+	creating := v.State == registry.VolumeCreating || v.Intent != nil && v.Intent.RPC == registry.CreateVolumeRPC
+	switch {
 	case v.State == registry.VolumeDeleting:
 		return fmt.Sprintf("the deletion continues in the background; see %s", VolumeCommand("status", name))
 	case creating && t.removal:
@@ -111,8 +112,8 @@ func (s *Server) describeBackground(ctx context.Context, t target) string {
 // pluginOf returns the plugin of a target. It returns nil if the plugin is not known.
 func (s *Server) pluginOf(ctx context.Context, t target) *Plugin {
 	if t.plugin == "" {
-		v := s.explainer().volume(ctx, t.volume)
-		if v == nil {
+		v, err := s.volume(ctx, t.volume)
+		if err != nil {
 			return nil
 		}
 		t.plugin = v.Plugin
@@ -158,7 +159,7 @@ func (s *Server) awaitGone(ctx context.Context, t target) error {
 // controlledElsewhere reports whether another living node of the cluster runs a controller that can make the call. The
 // target names its plugin.
 func (s *Server) controlledElsewhere(ctx context.Context, t target) bool {
-	if v := s.explainer().volume(ctx, t.volume); v != nil {
+	if v, err := s.volume(ctx, t.volume); err == nil {
 		t.node = v.Node
 	}
 	nodes, _, err := s.host.Nodes(ctx, host.NodeQuery{})
@@ -204,7 +205,7 @@ func timeLimit(r *http.Request) (time.Duration, error) {
 
 // describeWait says what the call waits for.
 func (s *Server) describeWait(ctx context.Context, t target) string {
-	if v := s.explainer().volume(ctx, t.volume); v != nil {
+	if v, err := s.volume(ctx, t.volume); err == nil {
 		if w, waits := v.CallWait(); waits {
 			return w.String()
 		}
@@ -219,8 +220,7 @@ func (s *Server) describeCall(ctx context.Context, t target) string {
 
 // describePluginCall is describeCall without a problem of the cluster.
 func (s *Server) describePluginCall(ctx context.Context, t target) string {
-	e := s.explainer()
-	v := e.volume(ctx, t.volume)
+	v, _ := s.volume(ctx, t.volume) // nil after an error
 	if v != nil {
 		t.plugin = v.Plugin
 		for _, w := range v.Waiting {
@@ -235,12 +235,15 @@ func (s *Server) describePluginCall(ctx context.Context, t target) string {
 	if text := s.describeExecutor(ctx, v, t.plugin); text != "" {
 		return text
 	}
-	p := e.plugin(ctx, t.plugin)
+	p, _ := s.plugin(ctx, t.plugin) // after an error, it has only its jobs
 	if !p.running() {
 		return fmt.Sprintf("plugin %q is not running (see holdfast plugin status): %s", t.plugin, p.describeJobs())
 	}
 	text := fmt.Sprintf(noAnswer+"from plugin %q (see %s)", t.plugin, pluginCommand(t.plugin))
-	lines := append([]string{text}, p.describe(false)...)
+	lines := []string{text}
+	if !p.allHealthy() {
+		lines = append(lines, p.describe()...)
+	}
 	if failures := p.failures(); failures != "" {
 		lines = append(lines, failures)
 	}

@@ -107,7 +107,8 @@ func joinPlugins(list host.PluginList, jobs map[host.PluginID][]PluginJob) []Plu
 	for _, i := range list.Instances {
 		p, active := at(i.Plugin), list.Active[i.InstanceKey]
 		p.Instances = append(p.Instances, Instance{i, active})
-		if r := p.role(i.Role); i.Health.State == registry.Healthy {
+		r := p.role(i.Role)
+		if i.Health.State == registry.Healthy {
 			r.Healthy++
 		}
 		if p.Provider == "" || active {
@@ -317,13 +318,14 @@ func (s *Server) adviseFailing(ctx context.Context, findings []host.Finding) {
 	}
 }
 
-// describe lists the instances and tasks of the plugin. If all instances are healthy, it lists them only if always is
-// set.
-func (p *Plugin) describe(always bool) (lines []string) {
-	if p == nil || !always && len(p.Instances) > 0 &&
-		!slices.ContainsFunc(p.Instances, func(i Instance) bool { return i.Health.State != registry.Healthy }) {
-		return nil
-	}
+// allHealthy reports whether the plugin has instances, and all of them are healthy.
+func (p *Plugin) allHealthy() bool {
+	return len(p.Instances) > 0 &&
+		!slices.ContainsFunc(p.Instances, func(i Instance) bool { return i.Health.State != registry.Healthy })
+}
+
+// describe lists the instances and tasks of the plugin.
+func (p *Plugin) describe() (lines []string) {
 	for _, i := range p.Instances {
 		lines = append(lines, fmt.Sprintf("%s, task %s of alloc %s: %s since %s: %s", i.Role, i.Task, short(i.Alloc),
 			i.Health.State, since(i.Health.Since), WithDetail(i.Health.Cause, i.Health.Detail)))
@@ -352,8 +354,8 @@ func WithDetail(cause registry.Cause, detail string) string {
 	return fmt.Sprintf("%s: %s", cause, detail)
 }
 
-// servingTask returns the task that serves the plugin in a role, or that has last served it. It is empty if there is
-// none.
+// servingTask returns the task that serves the plugin in a role, or that has last served it. It prefers the active
+// instance to other instances, these to tasks, and tasks to jobs. It returns empty names if there is none of them.
 func (p *Plugin) servingTask(role registry.Role) (alloc host.AllocID, task host.TaskName) {
 	// A record from an older version may have no type. Such a plugin may have the role.
 	serves := func(t hooks.PluginType) bool { return t == "" || slices.Contains(t.Roles(), role) }
@@ -367,10 +369,12 @@ func (p *Plugin) servingTask(role registry.Role) (alloc host.AllocID, task host.
 			alloc, task = t.Alloc, t.Task
 		}
 	}
-	active := false
 	for _, i := range p.Instances {
-		if i.Role == role && !active {
-			alloc, task, active = i.Alloc, i.Task, i.Active
+		if i.Role == role {
+			alloc, task = i.Alloc, i.Task
+			if i.Active {
+				break
+			}
 		}
 	}
 	return alloc, task

@@ -83,9 +83,7 @@ func (p *Plugin) Held() bool {
 			return false
 		case agent.RollDraining:
 			for _, a := range r.Kept {
-				if a.Reason == "" || !slices.ContainsFunc(p.Tasks, func(t host.PluginTask) bool {
-					return t.Alloc == a.ID && onlyServesMounts(t)
-				}) {
+				if !p.onlyServesMounts(a) {
 					return false
 				}
 				held = true
@@ -95,9 +93,12 @@ func (p *Plugin) Held() bool {
 	return held
 }
 
-// onlyServesMounts reports whether the process of a task serves mounts of volumes, but no calls any more.
-func onlyServesMounts(t host.PluginTask) bool {
-	return len(t.Volumes) > 0 && t.Calls == 0 && len(t.Open) == 0 && !t.Active
+// onlyServesMounts reports whether a replaced alloc is kept because its process serves mounts, and has no calls any
+// more.
+func (p *Plugin) onlyServesMounts(a RollAlloc) bool {
+	return a.Reason != "" && slices.ContainsFunc(p.Tasks, func(t host.PluginTask) bool {
+		return t.Alloc == a.ID && len(t.Volumes) > 0 && t.Calls == 0 && len(t.Open) == 0 && !t.Active
+	})
 }
 
 // Rolling reports whether a roll of the plugin is under way.

@@ -27,9 +27,10 @@ type socket struct {
 	closed   chan struct{}
 	once     sync.Once
 
-	mu      sync.Mutex // guards the fields below
+	file os.FileInfo // file of the current listener; Close uses it after watch has ended
+
+	mu      sync.Mutex // guards current
 	current *net.UnixListener
-	file    os.FileInfo // file of the current listener
 }
 
 // open creates the socket's file and its directory. The earlier listener is closed without removing the new file.

@@ -71,8 +71,9 @@ func (e *explainer) explainWait(w wait) Notice {
 		n.fact("Plugin error", "none yet")
 	}
 	n.fact("Attempts", attempts(w.Wait))
-	if w.Step != registry.StepClaim && w.Step != registry.StepTurn {
-		n.list("Plugin", w.plugin.describe(w.Step == registry.StepPlugin))
+	if p := w.plugin; p != nil && (w.Step == registry.StepPlugin || !p.allHealthy()) &&
+		w.Step != registry.StepClaim && w.Step != registry.StepTurn {
+		n.list("Plugin", p.describe())
 	}
 	switch {
 	case !w.leaving && w.job != "":

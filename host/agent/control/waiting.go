@@ -227,9 +227,12 @@ func (a Alloc) describe() string {
 	return text
 }
 
-// joinTexts joins at most three texts about a subject.
+// joinTexts joins at most three texts that say what a subject waits for.
 func joinTexts(subject string, texts []string) string {
 	const most = 3
+	if len(texts) == 0 {
+		return subject + ": the reason is not known"
+	}
 	if more := len(texts) - most; more > 0 {
 		texts = append(texts[:most:most], fmt.Sprintf("and %d more", more))
 	}
@@ -320,26 +323,29 @@ func (c *Client) reportWait(ctx context.Context) (id string, stop func()) {
 	asking.Waiting = nil
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		timer := time.NewTimer(firstReport)
-		defer timer.Stop()
-		for reported := false; ; reported = true {
-			select {
-			case <-ctx.Done():
-				if reported {
-					c.Waiting("", since)
-				}
-				return
-			case <-timer.C:
-				timer.Reset(reportInterval)
-			}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(firstReport):
+		}
+		defer c.Waiting("", since)
+		tick := time.NewTicker(reportInterval)
+		defer tick.Stop()
+		for {
 			limited, done := context.WithTimeout(ctx, reportInterval) // to report also a wait for an agent that hangs
 			wait, err := get[waitText](limited, &asking, "/wait/"+id)
 			done()
-			if ctx.Err() == nil {
-				if err != nil || wait.Text == "" {
-					wait.Text = noAnswer + "from the agent yet"
-				}
-				c.Waiting(wait.Text, since)
+			if ctx.Err() != nil {
+				return
+			}
+			if err != nil || wait.Text == "" {
+				wait.Text = noAnswer + "from the agent yet"
+			}
+			c.Waiting(wait.Text, since)
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
 			}
 		}
 	})
