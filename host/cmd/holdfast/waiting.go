@@ -48,10 +48,11 @@ func (w *waiter) report(text string, since time.Time) {
 	}
 }
 
-// Limits for an agent that has ended: the interval of requests to it, and the time in which it must start again.
+// Limits for an agent that has ended.
 const (
-	retryInterval = 200 * time.Millisecond
-	restartLimit  = time.Minute
+	retryInterval = 200 * time.Millisecond // between requests to it
+	restartLimit  = time.Minute            // in which it must start again
+	noAgentLimit  = 10 * time.Second       // a request without an agent fails sooner
 )
 
 // acrossRestarts calls wait, which must change nothing. If the agent is restarted meanwhile, it calls wait again.
@@ -64,8 +65,8 @@ func acrossRestarts[T any](ctx context.Context, client *control.Client, wait fun
 		if !errors.Is(err, control.ErrNoAgent) && !errors.Is(err, host.ErrUnavailable) {
 			return v, err
 		}
-		// Without an agent, wait returns at once. A wait that took this long had an agent until now.
-		if long := time.Since(began) > restartLimit; gone.IsZero() || long {
+		hadAgent := time.Since(began) > noAgentLimit
+		if gone.IsZero() || hadAgent {
 			gone = time.Now()
 		}
 		if time.Since(gone) > restartLimit {

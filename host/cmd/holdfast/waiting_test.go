@@ -29,19 +29,26 @@ func TestWaitsAreReportedAtIntervals(t *testing.T) {
 	})
 }
 
-// A wait continues after a restart of the agent. It ends if the agent does not start again for a minute.
+// A wait continues after restarts of the agent. It ends if the agent does not start again for a minute.
 func TestWaitEndsIfTheAgentStaysAway(t *testing.T) {
+	const half = restartLimit / 2
 	synctest.Test(t, func(t *testing.T) {
 		for _, c := range []struct {
-			away time.Duration
+			away []time.Duration // between these times, an agent waits for half a minute and ends
 			want error
-		}{{restartLimit / 2, nil}, {2 * restartLimit, control.ErrNoAgent}} {
-			began := time.Now()
+		}{{[]time.Duration{half}, nil}, {[]time.Duration{half, half, half}, nil},
+			{[]time.Duration{2 * restartLimit}, control.ErrNoAgent}} {
+			began, away := time.Now(), c.away
 			_, err := acrossRestarts(t.Context(), control.NewClient(""), func() (struct{}, error) {
-				if time.Since(began) < c.away {
+				if time.Since(began) < away[0] {
 					return struct{}{}, control.ErrNoAgent
 				}
-				return struct{}{}, nil
+				if away = away[1:]; len(away) == 0 {
+					return struct{}{}, nil
+				}
+				time.Sleep(half)
+				began = time.Now()
+				return struct{}{}, control.ErrNoAgent
 			})
 			if waited := time.Since(began); !errors.Is(err, c.want) || waited > restartLimit+time.Second {
 				t.Errorf("away for %v: %v after %v, want %v", c.away, err, waited, c.want)
