@@ -10,14 +10,21 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/spf13/cobra"
 
+	"holdfast/hooks"
 	"holdfast/host"
 	"holdfast/host/agent"
 )
 
+// agentOptions are the flags of the agent.
+type agentOptions struct {
+	agentFlags
+	config, recovery string
+	stopTasks        bool
+	stopTimeout      time.Duration
+}
+
 func newAgent(p *program) *cobra.Command {
-	e := &agentFlags{}
-	stopTasks := false
-	timeout, recovery, config := 2*time.Minute, "", ""
+	o := &agentOptions{}
 	c := &cobra.Command{
 		Use: "agent", Short: "Run the agent",
 		Long: `Run the agent. SIGTERM, SIGINT and SIGHUP end it and leave its tasks running;
@@ -35,48 +42,55 @@ A cluster block makes the node share volumes with other nodes, through etcd.
 
 A systemd unit needs KillMode=process, or systemd kills the tasks with the
 agent. With Type=notify, the agent tells systemd when it listens.`,
-		RunE: func(c *cobra.Command, _ []string) error {
-			signals, stop := endSignals()
-			defer stop()
-			systemd := newNotifier()
-			var places flagPlaces
-			var err error
-			if config != "" {
-				e.cluster, places, err = readConfig(c, config)
-				if err = errors.Join(err, p.checkLevel(), checkFlags(c.Flags())); err != nil {
-					return places.locate(err)
-				}
-			}
-			if e.recover, err = agent.ParseRecovery(recovery); err != nil {
-				return usageError{fmt.Errorf("--recover %w", err)}
-			}
-			ctx, done := cancelOnSignal(c.Context(), signals)
-			defer done()
-			state := p.stateDir()
-			e.traces = p.traces.Provider()
-			st, err := openService(ctx, state, p.makeRunDir(state), e, p.logger("info"))
-			if err != nil {
-				return places.locate(err)
-			}
-			fmt.Fprintf(p.out, "agent %s on node %s is listening on %s\n", host.Version, st.agent.Node().Name,
-				st.socket)
-			unregister := context.AfterFunc(ctx, func() { _ = systemd.send("STOPPING=1") })
-			defer unregister()
-			err = errors.Join(systemd.send("READY=1"),
-				serveUntil(ctx, c.Context(), st, stopTasks, timeout, p.logger("info")), st.close())
-			if err == nil && stopTasks {
-				err = removeSelfMounts(st.layout)
-			}
-			return err
-		},
+		RunE: func(c *cobra.Command, _ []string) error { return o.run(c, p) },
 	}
-	e.flags(c)
-	c.Flags().StringVar(&config, "config", "", "configuration file; packages install "+defaultConfig)
-	c.Flags().StringVar(&recovery, "recover", "",
+	o.agentFlags.flags(c)
+	c.Flags().StringVar(&o.config, "config", "", "configuration file; packages install "+defaultConfig)
+	c.Flags().StringVar(&o.recovery, "recover", "",
 		"handling of running tasks whose records are lost: adopt or stop (default: refuse to start)")
-	c.Flags().BoolVar(&stopTasks, "stop-tasks", false, "stop all tasks when the agent ends")
-	c.Flags().DurationVar(&timeout, "stop-timeout", timeout, "time limit for --stop-tasks")
+	c.Flags().BoolVar(&o.stopTasks, "stop-tasks", false, "stop all tasks when the agent ends")
+	c.Flags().DurationVar(&o.stopTimeout, "stop-timeout", 2*time.Minute, "time limit for --stop-tasks")
 	return c
+}
+
+// run runs the agent until a signal ends it.
+func (o *agentOptions) run(c *cobra.Command, p *program) (err error) {
+	signals, stop := endSignals()
+	defer stop()
+	systemd := newNotifier()
+	var places flagPlaces
+	if o.config != "" {
+		o.cluster, places, err = readConfig(c, o.config)
+		if err = errors.Join(err, p.checkLevel(), checkFlags(c.Flags())); err != nil {
+			return places.locate(err)
+		}
+	}
+	if o.recover, err = agent.ParseRecovery(o.recovery); err != nil {
+		return usageError{fmt.Errorf("--recover %w", err)}
+	}
+	ctx, done := cancelOnSignal(c.Context(), signals)
+	defer done()
+	state, log := p.stateDir(), p.logger("info")
+	o.traces = p.traces.Provider()
+	st, err := openService(ctx, hooks.Layout{State: state, Run: p.makeRunDir(state)}, &o.agentFlags, log)
+	if _, ended := errors.AsType[interrupted](err); ended && !o.stopTasks {
+		return nil // as at a signal after the opening
+	}
+	if err != nil {
+		return places.locate(err)
+	}
+	fmt.Fprintf(p.out, "agent %s on node %s is listening on %s\n", host.Version, st.agent.Node().Name, st.socket)
+	unregister := context.AfterFunc(ctx, func() { _ = systemd.send("STOPPING=1") })
+	defer unregister()
+	notifyErr := systemd.send("READY=1")
+	serveErr := serveUntil(ctx, c.Context(), st, o.stopTasks, o.stopTimeout, log)
+	if err := errors.Join(notifyErr, serveErr, st.close()); err != nil {
+		return err
+	}
+	if o.stopTasks {
+		return removeSelfMounts(st.layout)
+	}
+	return nil
 }
 
 // serveUntil serves until ctx ends. With stopTasks, it then stops all tasks before it returns. root outlives ctx and is

@@ -69,27 +69,16 @@ func runForeground(ctx context.Context, p *program, f *runFlags, paths []string)
 	defer stop()
 	f.traces = p.traces.Provider()
 	o := &foreground{flags: f, files: files, lines: newLines(p.out, p.json), signals: signals}
-	var state, run string
-	if p.state != "" {
-		state = realPath(p.state)
-		run = p.makeRunDir(state)
-	} else {
-		dir, err := os.MkdirTemp("", "holdfast-")
-		if err != nil {
-			return err
-		}
-		state = realPath(dir)
-		o.temporary, run = state, state+"/run"
-		if p.run != "" {
-			run = realPath(p.run)
-		}
+	layout, err := o.makeDirs(p)
+	if err != nil {
+		return err
 	}
 	opening, endOpening := cancelOnSignal(ctx, signals)
-	o.service, err = openService(opening, state, run, &f.agentFlags, p.logger("warn"))
+	o.service, err = openService(opening, layout, &f.agentFlags, p.logger("warn"))
 	endOpening()
 	o.firstSignal, _ = errors.AsType[interrupted](context.Cause(opening))
 	if err != nil {
-		return o.endUnopened(err)
+		return o.endUnopened(layout, err)
 	}
 	err = o.run(ctx)
 	err = errors.Join(err, o.service.close(), removeSelfMounts(o.service.layout))
@@ -103,14 +92,31 @@ func runForeground(ctx context.Context, p *program, f *runFlags, paths []string)
 	return err
 }
 
-// endUnopened returns the error of the command after the opening of the service has failed or a signal has ended it. It
-// removes a temporary state directory with the mounts that the shim may have made in it. Another one may be in use by
-// an agent.
-func (o *foreground) endUnopened(err error) error {
+// makeDirs makes the run directory and, without --state-dir, a temporary state directory.
+func (o *foreground) makeDirs(p *program) (l hooks.Layout, err error) {
+	if p.state != "" {
+		state := realPath(p.state)
+		return hooks.Layout{State: state, Run: p.makeRunDir(state)}, nil
+	}
+	dir, err := os.MkdirTemp("", "holdfast-")
+	if err != nil {
+		return l, err
+	}
+	o.temporary = realPath(dir)
+	l = hooks.Layout{State: o.temporary, Run: o.temporary + "/run"}
+	if p.run != "" {
+		l.Run = realPath(p.run)
+	}
+	return l, nil
+}
+
+// endUnopened returns the error of the command after the opening of the service has failed or a signal has ended it. If
+// the state directory is temporary, endUnopened removes it, with the mounts that the shim may have made. A permanent
+// one may be in use by an agent.
+func (o *foreground) endUnopened(l hooks.Layout, err error) error {
 	var left error
 	if o.temporary != "" {
-		left = removeSelfMounts(hooks.Layout{State: o.temporary, Run: o.temporary + "/run"})
-		left = errors.Join(left, o.removeState())
+		left = errors.Join(removeSelfMounts(l), o.removeState())
 	}
 	switch {
 	case o.firstSignal.by == nil:
@@ -180,8 +186,12 @@ func (o *foreground) run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	served := make(chan error, 1)
-	wg.Go(func() { served <- o.serve(life) })
+	var serveErr error // set once served is closed
+	served := make(chan struct{})
+	wg.Go(func() {
+		defer close(served)
+		serveErr = o.serve(life)
+	})
 	wg.Go(func() { _ = o.agent.Notes(life, o.lines.note) })
 	finish := o.followEvents(life, atStart.Index)
 
@@ -194,7 +204,8 @@ func (o *foreground) run(ctx context.Context) error {
 		o.lines.print("event stream ended early: %v", err)
 	}
 	cancel()
-	return errors.Join(failed, stopped, <-served)
+	<-served
+	return errors.Join(failed, stopped, serveErr)
 }
 
 // parse parses all files, and reports the errors of all together.
@@ -252,8 +263,8 @@ func (o *foreground) checkDuplicates() error {
 	return nil
 }
 
-// work submits all jobs and volumes, and waits for the last batch job or a signal.
-func (o *foreground) work(life context.Context, served chan error) error {
+// work submits all jobs and volumes, and waits for the last batch job, a signal, or the end of the servers.
+func (o *foreground) work(life context.Context, served <-chan struct{}) error {
 	ctx, cancel := context.WithCancelCause(life)
 	defer cancel(nil)
 	done := make(chan error, 1)
@@ -268,10 +279,8 @@ func (o *foreground) work(life context.Context, served chan error) error {
 		cancel(errSignal)
 		<-done
 		return o.failures(life)
-	case err := <-served:
-		served <- err
-		cancel(err)
-		return err
+	case <-served: // its error is not one of the work
+		return nil
 	}
 }
 

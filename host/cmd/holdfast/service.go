@@ -136,39 +136,50 @@ type service struct {
 
 	metrics net.Listener                  // nil: no metrics are served
 	page    net.Listener                  // nil: no status page is served
+	volumes net.Listener                  // nil: container engines are not served
 	others  []func(context.Context) error // further servers
 }
 
-// openService opens the agent, the host and the socket. ctx applies only to the opening.
-func openService(ctx context.Context, state, run string, e *agentFlags, log hclog.Logger) (*service, error) {
-	override, err := e.driverOverride()
-	_, wrong := e.volumeDefaults()
-	if err = errors.Join(err, wrong); err != nil {
-		return nil, err
+// openService opens the agent, the host and the sockets. ctx applies only to the opening.
+func openService(ctx context.Context, l hooks.Layout, e *agentFlags, log hclog.Logger) (*service, error) {
+	st := &service{layout: l}
+	if err := st.open(ctx, e, log); err != nil {
+		return nil, errors.Join(err, st.close())
 	}
-	st := &service{layout: hooks.Layout{State: state, Run: run}}
+	return st, nil
+}
+
+func (st *service) open(ctx context.Context, e *agentFlags, log hclog.Logger) error {
+	override, err := e.driverOverride()
+	if err != nil {
+		return err
+	}
+	defaults, err := e.volumeDefaults()
+	if err != nil {
+		return err
+	}
 	shim, err := findShim(e.shim)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	fence, err := fenceFunc(e.fence)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	drivers, err := e.drivers()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	st.metrics, err = listenTCP("metrics", e.metrics, "127.0.0.1:9750")
-	if err == nil {
-		st.page, err = listenTCP("http", e.http, "127.0.0.1:9751")
+	if st.metrics, err = listenTCP("metrics", e.metrics, "127.0.0.1:9750"); err != nil {
+		return err
 	}
-	if err == nil {
-		err = makeState(st.layout)
+	if st.page, err = listenTCP("http", e.http, "127.0.0.1:9751"); err != nil {
+		return err
 	}
-	if err != nil {
-		return nil, errors.Join(err, st.close())
+	if err := makeState(st.layout); err != nil {
+		return err
 	}
+	state, run := st.layout.State, st.layout.Run
 	st.agent, err = agent.New(agent.Config{
 		StateDir: state, Name: e.node, Drivers: drivers,
 		Override: override, Logger: log.Named("agent"), Recover: e.recover,
@@ -177,34 +188,35 @@ func openService(ctx context.Context, state, run string, e *agentFlags, log hclo
 		if pid, held := host.LockHolder(state); held && errors.Is(err, registry.ErrConflict) {
 			err = fmt.Errorf("%w (process %s)", err, pid)
 		}
-		return nil, errors.Join(err, st.close())
+		return err
 	}
 	if os.Geteuid() != 0 {
 		log.Warn("not running as root: the exec driver and plugins that mount need root or a user namespace, " +
 			"for example: unshare -Urm holdfast ...")
 	}
 	workload, err := st.agent.Workload(ctx)
-	if err == nil {
-		st.host, err = host.Open(ctx, host.Config{
-			StateDir: state, RunDir: run, Shim: shim, Node: st.agent.Node().Name, Workload: workload, Logger: log,
-			Cluster: e.cluster, Fence: fence,
-			TracerProvider: e.traces, File: readForJob, Bake: e.bake, SwapBudget: e.budget, MaxHold: e.hold,
-		})
-	}
-	if err == nil {
-		st.socket = control.Socket(run)
-		st.listen, err = control.Listen(st.socket, log.Named("control"))
-	}
 	if err != nil {
-		return nil, errors.Join(err, st.close())
+		return err
 	}
-	if err := st.openVolumePlugin(e, log.Named("volumes")); err != nil {
-		return nil, errors.Join(err, st.close())
+	st.host, err = host.Open(ctx, host.Config{
+		StateDir: state, RunDir: run, Shim: shim, Node: st.agent.Node().Name, Workload: workload, Logger: log,
+		Cluster: e.cluster, Fence: fence,
+		TracerProvider: e.traces, File: readForJob, Bake: e.bake, SwapBudget: e.budget, MaxHold: e.hold,
+	})
+	if err != nil {
+		return err
+	}
+	st.socket = control.Socket(run)
+	if st.listen, err = control.Listen(st.socket, log.Named("control")); err != nil {
+		return err
+	}
+	if err := st.openVolumePlugin(e, defaults, log.Named("volumes")); err != nil {
+		return err
 	}
 	st.server = control.NewServer(st.agent, st.host, control.Self{StateDir: state, RunDir: run}, log.Named("control"))
 	st.server.TracerProvider = e.traces
 	st.openPage(st.openMetrics(log.Named("metrics")), log.Named("http"))
-	return st, nil
+	return nil
 }
 
 // makeState makes the state directory, after it has checked the length of all paths.
@@ -223,7 +235,7 @@ func makeState(l hooks.Layout) error {
 }
 
 // openVolumePlugin listens for container engines, if the flags say so.
-func (st *service) openVolumePlugin(e *agentFlags, log hclog.Logger) error {
+func (st *service) openVolumePlugin(e *agentFlags, defaults volumeplugin.Defaults, log hclog.Logger) (err error) {
 	switch d := e.volumeDefault; {
 	case e.volumePlugin == "" && (d.plugin != "" || d.size != ""):
 		log.Warn("--volume-default-plugin and --volume-default-size have no effect without --volume-plugin")
@@ -233,18 +245,11 @@ func (st *service) openVolumePlugin(e *agentFlags, log hclog.Logger) error {
 	if e.volumePlugin == "" {
 		return nil
 	}
-	l, err := control.Activated(e.volumePlugin, log)
-	if err != nil {
+	if st.volumes, err = control.Activated(e.volumePlugin, log); err != nil {
 		return fmt.Errorf("--volume-plugin=%s: %w", e.volumePlugin, err)
 	}
-	defaults, err := e.volumeDefaults()
-	if err != nil {
-		return err
-	}
 	server := volumeplugin.NewServer(st.agent, st.host, defaults, log)
-	st.others = append(st.others, func(ctx context.Context) error {
-		return errors.Join(server.Serve(ctx, l), ignoreClosed(l.Close()))
-	})
+	st.others = append(st.others, func(ctx context.Context) error { return server.Serve(ctx, st.volumes) })
 	return nil
 }
 
@@ -284,13 +289,6 @@ func listenTCP(flag, address, example string) (net.Listener, error) {
 	return l, nil
 }
 
-func ignoreClosed(err error) error {
-	if errors.Is(err, net.ErrClosed) {
-		return nil
-	}
-	return err
-}
-
 // readForJob reads a file for file() in a job. Users of the control socket may read all files that the agent can read.
 func readForJob(ctx context.Context, path string) ([]byte, error) {
 	text, err := secretfile.ReadAll(ctx, path)
@@ -320,12 +318,15 @@ func (st *service) serve(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// close closes the agent, the host and the socket. Tasks and mounts stay.
+// close closes the agent, the host and the sockets. Tasks and mounts stay.
 func (st *service) close() error {
 	var errs []error
-	for _, l := range []net.Listener{st.listen, st.metrics, st.page} {
-		if l != nil {
-			errs = append(errs, ignoreClosed(l.Close()))
+	for _, l := range []net.Listener{st.listen, st.metrics, st.page, st.volumes} {
+		if l == nil {
+			continue
+		}
+		if err := l.Close(); !errors.Is(err, net.ErrClosed) { // a server has closed it
+			errs = append(errs, err)
 		}
 	}
 	if st.host != nil {

@@ -4,16 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"holdfast/hooks"
+	"holdfast/host/agent/volumeplugin"
 	"holdfast/internal/mount"
 	"holdfast/registry"
 )
@@ -47,6 +50,62 @@ func TestMountsOfTheOperatorStay(t *testing.T) {
 		if _, mounted := table.At(at); mounted != want {
 			t.Errorf("%s is mounted: %v, want %v", at, mounted, want)
 		}
+	}
+}
+
+// A run that a signal ends before its agent is open removes its temporary directory, and leaves no mount at --run-dir.
+func TestRunThatDoesNotOpenLeavesNoMount(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("real mounts need root")
+	}
+	dir := realPath(t.TempDir())
+	l := hooks.Layout{State: filepath.Join(dir, "s"), Run: filepath.Join(dir, "r")}
+	must(t, errors.Join(os.MkdirAll(l.MountRoot(), 0o700), os.Mkdir(l.Run, 0o700)))
+	must(t, mount.MakeShared(l.MountRoot(), l.Run))
+	defer func() { _ = unix.Unmount(l.Run, unix.MNT_DETACH) }()
+	failed := errors.New("the shim does not start")
+	o := &foreground{temporary: l.State}
+	if err := o.endUnopened(l, failed); !errors.Is(err, failed) || strings.Contains(err.Error(), "mounted") {
+		t.Error(err)
+	}
+	table, err := mount.Table(0)
+	must(t, err)
+	if _, mounted := table.At(l.Run); mounted || exists(l.State) {
+		t.Errorf("%s is mounted: %v; %s exists: %v", l.Run, mounted, l.State, exists(l.State))
+	}
+}
+
+// The exit code of the agent is 0 if a signal ends it, even while it waits for its shim to start.
+func TestSignalEndsAnAgentThatOpens(t *testing.T) {
+	dir, err := os.MkdirTemp("", "h-")
+	must(t, err)
+	defer os.RemoveAll(dir)
+	shim, started := filepath.Join(dir, "shim"), filepath.Join(dir, "started")
+	must(t, os.WriteFile(shim, []byte("#!/bin/sh\ntouch "+started+"\nexec sleep 1000\n"), 0o700))
+	go func() {
+		for !exists(started) {
+			time.Sleep(time.Millisecond)
+		}
+		_ = unix.Kill(os.Getpid(), unix.SIGTERM)
+	}()
+	var errs strings.Builder
+	if code := run([]string{"agent", "--state-dir", filepath.Join(dir, "s"), "--run-dir", filepath.Join(dir, "r"),
+		"--shim", shim, "--log-level", "error"}, io.Discard, &errs); code != exitOK || errs.String() != "" {
+		t.Errorf("exit code %d: %s", code, &errs)
+	}
+}
+
+// A service that ends before it serves, as after an error in a file of holdfast run, leaves no socket for engines.
+func TestSocketForEnginesIsRemovedAtTheEnd(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "engine.sock")
+	st := &service{}
+	must(t, st.openVolumePlugin(&agentFlags{volumePlugin: socket}, volumeplugin.Defaults{}, hclog.NewNullLogger()))
+	if !exists(socket) {
+		t.Error("the socket is missing")
+	}
+	must(t, st.close())
+	if exists(socket) {
+		t.Error("the socket stays")
 	}
 }
 
