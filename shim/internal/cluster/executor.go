@@ -246,40 +246,28 @@ func (e *Executors) take(ctx context.Context, plugin registry.PluginID) error {
 	if lease == 0 { // Run reviews again once the lease is valid
 		return nil
 	}
-	for more := true; more; {
-		_, err := registry.Ensure(ctx, e.state, func(v registry.View) (change registry.Change, err error) {
-			change, more = e.takeChange(v, plugin, lease)
-			return change, nil
-		})
-		if err != nil {
-			return err
+	return registry.EnsureAll(ctx, e.state, func(v registry.View) (c registry.Change, err error) {
+		executor, _ := v.Executor(plugin)
+		executor.Plugin = plugin
+		own, _ := v.NodeLease(e.state.node)
+		held := v.Held(executor)
+		if held && executor.Holder != e.state.node || own.Lease != lease {
+			return c, nil
 		}
-	}
-	return nil
-}
-
-// takeChange returns the change that take makes. more: there are too many late calls to delete for one commit.
-func (e *Executors) takeChange(v registry.View, plugin registry.PluginID, lease int64) (c registry.Change, more bool) {
-	executor, _ := v.Executor(plugin)
-	executor.Plugin = plugin
-	own, _ := v.NodeLease(e.state.node)
-	held := v.Held(executor)
-	if held && executor.Holder != e.state.node || own.Lease != lease {
-		return c, false
-	}
-	if c.Delete = v.PastLateCalls(executor); len(c.Delete) > registry.Batch {
-		c.Delete = c.Delete[:registry.Batch]
-		return c, true
-	}
-	if held || e.state.mustTakeDown(v) && mayHaveMounts(v) {
-		return c, false
-	}
-	next := executor.Taken(e.state.node, lease, e.now())
-	c.Put = []registry.Record{next}
-	c.Events = []registry.Event{{
-		Kind: registry.EventExecutor, Plugin: plugin, Detail: next.String(), At: e.now(),
-	}}
-	return c, false
+		if c.Delete = v.PastLateCalls(executor); len(c.Delete) > registry.Batch {
+			c.Delete = c.Delete[:registry.Batch]
+			return c, nil
+		}
+		if held || e.state.mustTakeDown(v) && mayHaveMounts(v) {
+			return c, nil
+		}
+		next := executor.Taken(e.state.node, lease, e.now())
+		c.Put = []registry.Record{next}
+		c.Events = []registry.Event{{
+			Kind: registry.EventExecutor, Plugin: plugin, Detail: next.String(), At: e.now(),
+		}}
+		return c, nil
+	})
 }
 
 // leave records that this node is no longer the executor of the plugin. While the plugin runs here, the node becomes a

@@ -112,16 +112,9 @@ func (h *handOver) settle(ctx context.Context) error {
 		return fmt.Errorf("calls to plugin %s are not repeated without a lease in etcd", h.plugin)
 	}
 	ended, notEnded := h.repeatAll(ctx, calls)
-	for more := true; more; {
-		_, err := registry.Ensure(ctx, h.state, func(v registry.View) (change registry.Change, err error) {
-			change, more = h.settleChange(v, ended)
-			return change, nil
-		})
-		if err != nil {
-			return errors.Join(notEnded, err)
-		}
-	}
-	return notEnded
+	return errors.Join(notEnded, registry.EnsureAll(ctx, h.state, func(v registry.View) (registry.Change, error) {
+		return h.settleChange(v, ended), nil
+	}))
 }
 
 // unknown reports whether settle has not seen the call yet, or the call has been given up again since.
@@ -131,12 +124,12 @@ func (h *handOver) unknown(c registry.LateCall) bool {
 }
 
 // settleChange returns the change that deletes the late calls of this node that have ended. If no other calls are left,
-// the change also takes the node out of the former executors. It is empty if the executor has changed since settle
-// began. more: the calls are too many for one commit.
-func (h *handOver) settleChange(v registry.View, ended map[registry.Key]bool) (change registry.Change, more bool) {
+// the change also takes the node out of the former executors. If the calls are too many for one commit, it deletes some
+// of them. It is empty if the executor has changed since settle began.
+func (h *handOver) settleChange(v registry.View, ended map[registry.Key]bool) (change registry.Change) {
 	executor, _ := v.Executor(h.plugin)
 	if !slices.Contains(executor.Former, h.state.node) || h.holder != executor.Holder || h.term != executor.Term {
-		return change, false
+		return change
 	}
 	allEnded := true
 	for _, call := range h.begunCalls(v, executor) {
@@ -149,11 +142,11 @@ func (h *handOver) settleChange(v registry.View, ended map[registry.Key]bool) (c
 	}
 	switch {
 	case len(change.Delete) > registry.Batch:
-		change.Delete, more = change.Delete[:registry.Batch], true
+		change.Delete = change.Delete[:registry.Batch]
 	case allEnded:
 		change.Put = []registry.Record{executor.Settled(h.state.node)}
 	}
-	return change, more
+	return change
 }
 
 // repeatAll repeats the calls that are due at each instance of the plugin's controller on this node. It returns which
