@@ -17,6 +17,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 )
 
 // copyProgress is the progress of the copy of the shared records.
@@ -159,9 +160,8 @@ func (s *State) Run(ctx context.Context) (err error) {
 			return err
 		}
 		s.notReady.Store(&err) // shown only until the state is ready
-		select {
-		case <-time.After(retryPause): // a member of etcd without a leader ends each watch at once
-		case <-ctx.Done():
+		// a member of etcd without a leader ends each watch at once
+		if !intent.Sleep(ctx, retryPause) {
 			return context.Cause(ctx)
 		}
 	}
@@ -333,9 +333,7 @@ func (s *State) writeCopy(ctx context.Context, decide registry.Decision) (at reg
 		}
 		full := err // a copy, because err changes while other goroutines read the stored error
 		s.copy.full.Store(&full)
-		select {
-		case <-time.After(time.Second):
-		case <-ctx.Done():
+		if !intent.Sleep(ctx, time.Second) {
 			return 0, err
 		}
 	}

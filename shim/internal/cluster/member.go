@@ -11,6 +11,7 @@ import (
 
 	"holdfast/internal/display"
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 )
 
 // CheckMember returns an error if a node with these records cannot be a member of the cluster with this ID. If the ID
@@ -54,9 +55,7 @@ func (s *State) join(ctx context.Context) error {
 			return failed
 		}
 		s.notReady.Store(&why)
-		select {
-		case <-time.After(time.Second):
-		case <-ctx.Done():
+		if !intent.Sleep(ctx, time.Second) {
 			return context.Cause(ctx)
 		}
 	}

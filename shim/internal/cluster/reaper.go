@@ -159,9 +159,7 @@ func (r *Reaper) reap(ctx context.Context, k registry.AttachmentKey) {
 		wait := reapBackoff.Delay(try, rand.Float64())
 		r.log.Warn("cannot release a volume of a lost node yet", "node", k.Node, "volume", k.Volume.String(),
 			"again_in", wait.String(), "error", err)
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
+		if !intent.Sleep(ctx, wait) {
 			return
 		}
 		if due, err := r.due(ctx); err == nil && !slices.Contains(due, k) {

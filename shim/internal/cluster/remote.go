@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 )
 
 // Remote passes calls to the executors of their plugins, through records. A call continues if its caller is gone. If
@@ -267,9 +268,6 @@ func (r *Remote) carryOut(ctx context.Context, c registry.RemoteCall) {
 			return // the next shim, or another executor, carries it out
 		}
 		r.log.Warn("cannot store the answer of a call for another node", "call", c.ID, "error", err)
-		select {
-		case <-time.After(time.Second):
-		case <-ctx.Done():
-		}
+		intent.Sleep(ctx, time.Second)
 	}
 }

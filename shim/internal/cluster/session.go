@@ -14,6 +14,7 @@ import (
 
 	"holdfast/internal/proc"
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 )
 
 // session keeps the lease of this node's shim. The end of a lease never frees a claim: it makes the node suspect, and
@@ -81,9 +82,7 @@ func (s *session) Run(ctx context.Context) error {
 		if err != nil {
 			wait = s.ttl / 20
 		}
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
+		if !intent.Sleep(ctx, wait) {
 			return context.Cause(ctx)
 		}
 	}

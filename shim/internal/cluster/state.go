@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 )
 
 const (
@@ -457,9 +458,7 @@ func (s *State) request(ctx context.Context, request func(context.Context) error
 			s.health.recordFull(err)
 			return err
 		}
-		select {
-		case <-time.After(retryPause):
-		case <-ctx.Done():
+		if !intent.Sleep(ctx, retryPause) {
 			return fmt.Errorf("%s: %w", s.silence(), context.Cause(ctx))
 		}
 	}
