@@ -219,13 +219,14 @@ func TestForceReleaseOfALostAllocNeedsItsStop(t *testing.T) {
 	})
 }
 
-// Another node may release the claim of a volume that is still mounted here. The release of that mount by force needs a
-// confirmation too.
+// Another node may release the claim of a volume that is still mounted here, and delete the volume. The release of that
+// mount by force needs a confirmation too.
 func TestForceReleaseConfirmsAMountWithoutAClaim(t *testing.T) {
 	inGone(t, []registry.AllocID{"a1"}, withPart, func(t *testing.T, n *env) {
 		n.shim.allocs.AwaitAdmitted = func(context.Context, func(string)) error { return nil }
-		n.commit(registry.Change{Delete: []registry.Key{claimOf("a1").ClaimRecord()}})
-		_ = n.tryDown("a1")
+		volume := n.volume(0, "x-v0")
+		n.commit(registry.Change{Delete: []registry.Key{claimOf("a1").ClaimRecord(), volume.Key()}})
+		wantErr(t, n.tryDown("a1"), nil, "volume v0")
 		_, err := n.shim.allocs.ForceRelease(n.shim.ctx, "a1", registry.Force{By: operator})
 		wantErr(t, err, registry.ErrDenied, "NodeUnpublishVolume of volume v0")
 		noErr(t, n.force("a1"))

@@ -263,11 +263,11 @@ func (s *Stager) Unpublish(
 	}
 	var calls []intent.Call
 	if published {
-		what := fmt.Sprintf("unpublish volume %s for alloc %s as %q", st.volume.VolumeName(), key.Alloc, key.Request)
+		what := fmt.Sprintf("unpublish volume %s for alloc %s as %q", st.name(), key.Alloc, key.Request)
 		if err := s.unmountParts(ctx, r); err != nil {
 			return fmt.Errorf("%s: %w", what, err)
 		}
-		call := s.unpublishCall(ctx, by, r, st.volume.VolumeName())
+		call := s.unpublishCall(ctx, by, r, st.name())
 		call.What = what
 		calls = append(calls, call)
 	}

@@ -174,9 +174,9 @@ func (a *Allocs) claimsToRelease(v registry.View, id registry.AllocID) []registr
 	for _, r := range v.AllRefs() {
 		if r.Alloc == id && !slices.ContainsFunc(claims,
 			func(c registry.Claim) bool { return c.ClaimKey() == r.ClaimKey() }) {
-			volume, _ := v.VolumeByKey(r.Volume)
-			claims = append(claims, registry.Claim{Volume: r.Volume, Name: volume.VolumeName(), Alloc: id,
-				Request: r.Request, Node: a.host.Node, Usage: r.Usage})
+			name := a.stager.stateOf(v, r.Volume).name()
+			claims = append(claims, registry.Claim{Volume: r.Volume, Name: name, Alloc: id, Request: r.Request,
+				Node: a.host.Node, Usage: r.Usage})
 		}
 	}
 	return claims

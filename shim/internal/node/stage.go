@@ -252,7 +252,7 @@ func (s *Stager) CheckUnmounted(view registry.View, key registry.ClaimKey) error
 	switch {
 	case published:
 		return conflict("volume %s is still published for alloc %s at %s; it has to be unpublished first",
-			st.volume.VolumeName(), key.Alloc, r.Target.Host)
+			st.name(), key.Alloc, r.Target.Host)
 	case st.staging.State != registry.MarkNone && len(st.refs) == 0 && len(st.claims) <= 1:
 		return conflict("volume %s is still staged at %s, and alloc %s is its last user; it has to be unstaged first",
 			st.staging.Name, st.staging.Path.Host, key.Alloc)
