@@ -76,13 +76,13 @@ func (req *request) awaitAdmitted(ctx context.Context, g hooks.AllocGroup) error
 	ctx, cancel := req.waitContext(ctx)
 	defer cancel()
 	req.step = registry.StepClaim
-	ended := func() {} // of the last recorded wait
-	defer func() { ended() }()
-	return req.AwaitAdmitted(ctx, func(what string) {
-		ended()
-		ended = func() {}
+	endLast := func() {} // ends the wait for the last reason
+	defer func() { endLast() }()
+	return req.AwaitAdmitted(ctx, func(why string) {
+		endLast()
+		endLast = func() {}
 		if req.admit(ctx, g) == nil {
-			ended = req.recordLongWait(ctx, registry.Wait{Detail: what})
+			endLast = req.recordLongWait(ctx, registry.Wait{Detail: why})
 		}
 	})
 }

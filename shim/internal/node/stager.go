@@ -167,13 +167,13 @@ func (s *Stager) awaitUnmounted(
 // another process mount, and answer before it has done so.
 const mountWait = time.Second
 
-// pollMounts polls until holds returns true, for mountWait at most, and returns the last result. It fails if ctx ends
-// first, because then the outcome of the call is unknown.
-func pollMounts(ctx context.Context, holds func() (bool, error)) (bool, error) {
+// pollMounts polls condition until it returns true, for mountWait at most, and returns the last result. It fails if ctx
+// ends first, because then the outcome of the call is unknown.
+func pollMounts(ctx context.Context, condition func() (bool, error)) (bool, error) {
 	const first, most = 10 * time.Millisecond, 100 * time.Millisecond
 	end := time.Now().Add(mountWait)
 	for pause := first; ; pause = min(2*pause, most) {
-		if ok, err := holds(); ok || err != nil || !time.Now().Before(end) {
+		if ok, err := condition(); ok || err != nil || !time.Now().Before(end) {
 			return ok, err
 		}
 		select {

@@ -82,19 +82,20 @@ func waitOf(v registry.View, al registry.Alloc, c registry.Claim) *registry.Wait
 		}
 	}
 	open, found := registry.OpenIntent(v, c.Volume)
-	foreign := open.Alloc != "" && (open.Alloc != al.ID || open.Request != c.Request)
-	waitsBefore := recorded != nil && (recorded.Step == registry.StepPlugin || recorded.Step == registry.StepTurn)
-	if !found || open.RPC.Step() == "" || foreign || waitsBefore {
+	ofOther := open.Alloc != "" && (open.Alloc != al.ID || open.Request != c.Request)
+	waitsForTurn := recorded != nil && (recorded.Step == registry.StepPlugin || recorded.Step == registry.StepTurn)
+	if !found || open.RPC.Step() == "" || ofOther || waitsForTurn {
 		return recorded
 	}
 	w := intent.Waits(open)
 	w.Alloc, w.Request = al.ID, c.Request
-	if recorded != nil && open.Outcome != registry.OutcomePending && w.Next.IsZero() {
+	if recorded == nil {
+		return &w
+	}
+	if open.Outcome != registry.OutcomePending && w.Next.IsZero() {
 		w.Next = recorded.Next
 	}
-	if recorded != nil {
-		w = continueWait(*recorded, w)
-	}
+	w = continueWait(*recorded, w)
 	return &w
 }
 
