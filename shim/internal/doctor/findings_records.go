@@ -74,24 +74,24 @@ func (e *examiner) examineRef(r registry.Ref) {
 				r.Alloc),
 		})
 	}
-	f := registry.Finding{
-		Kind: e.whyMissing(r.Boot, r.Target.Host), Action: registry.ActMark, Volume: r.Volume, Name: name,
-		Alloc: r.Alloc, Request: r.Request,
-		Path: r.Target.Host, Advice: fmt.Sprintf("if alloc %s runs, stop it and place it again", r.Alloc),
-	}
 	block := r.Usage.Attachment == registry.BlockDevice
 	info, inspected := e.Inspected[r.Target.Host]
-	if f.Kind == registry.FoundLost && block && (!inspected || info.Block || info.Trouble() != "") {
-		f.Kind = "" // a block device need not be mounted
+	missing := e.whyMissing(r.Boot, r.Target.Host)
+	if missing == registry.FoundLost && block && (!inspected || info.Block || info.Trouble() != "") {
+		missing = "" // a block device need not be mounted
+	}
+	f := registry.Finding{
+		Kind: missing, Action: registry.ActMark, Volume: r.Volume, Name: name, Alloc: r.Alloc, Request: r.Request,
+		Path: r.Target.Host, Advice: fmt.Sprintf("if alloc %s runs, stop it and place it again", r.Alloc),
 	}
 	switch {
-	case f.Kind == registry.FoundRebooted:
+	case missing == registry.FoundRebooted:
 		f.Detail = fmt.Sprintf("volume %s was published here for alloc %s before the node rebooted", name, r.Alloc)
 		f.Advice = "nothing: it is published again with the alloc, or taken down with it"
-	case f.Kind == registry.FoundLost && block:
+	case missing == registry.FoundLost && block:
 		f.Detail = fmt.Sprintf("volume %s is recorded as published here for alloc %s, and there is no block device",
 			name, r.Alloc)
-	case f.Kind == registry.FoundLost:
+	case missing == registry.FoundLost:
 		f.Detail = fmt.Sprintf("volume %s is recorded as published here for alloc %s, and nothing is mounted", name,
 			r.Alloc)
 	case info.Trouble() != "":

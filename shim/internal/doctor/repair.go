@@ -33,11 +33,11 @@ func (d *Doctor) Repair(ctx context.Context, digest string) (registry.Diagnosis,
 			"another repair is in progress; wait for it, then run holdfast doctor again")
 	}
 	defer d.repairing.Unlock()
-	f, err := d.collect(ctx)
+	facts, err := d.collect(ctx)
 	if err != nil {
 		return registry.Diagnosis{}, err
 	}
-	r := repair{Doctor: d, facts: f, findings: Examine(f)}
+	r := repair{Doctor: d, facts: facts, findings: Examine(facts)}
 	plan := Digest(r.findings)
 	if digest != "" && digest != plan {
 		return registry.Diagnosis{}, errStale
@@ -45,7 +45,7 @@ func (d *Doctor) Repair(ctx context.Context, digest string) (registry.Diagnosis,
 	if err := r.mark(ctx, plan); err != nil {
 		return registry.Diagnosis{}, err
 	}
-	before := newExaminer(f)
+	before := newExaminer(facts)
 	r.carryOut(ctx, r.findings, registry.ActUnmount, func(f *registry.Finding) error {
 		if f.Volume != (registry.VolumeKey{}) { // the mount is in the way of a claim, which is tried again
 			unlock, err := r.lock(ctx, f.Volume)
