@@ -215,6 +215,7 @@ func TestTextIsWithheldIfSecretsAreUnknown(t *testing.T) {
 	}
 }
 
+// The oldest secrets are dropped, but never those of the current call.
 func TestSentSecretsAreBounded(t *testing.T) {
 	m := &sentSecrets{}
 	kept := secret{"", "secret-kept"}
@@ -235,6 +236,13 @@ func TestSentSecretsAreBounded(t *testing.T) {
 	m.add([]secret{kept})
 	if m.bytes != len(kept.value) || len(m.sent) != 1 {
 		t.Errorf("%d bytes of %d values are remembered", m.bytes, len(m.sent))
+	}
+	repeated := secret{"", strings.Repeat("r", maxSecretBytes/2+1)}
+	fresh := secret{"", strings.Repeat("f", maxSecretBytes/2+1)}
+	m.add([]secret{repeated, kept})
+	m.add([]secret{fresh, repeated})
+	if !slices.Equal(m.sent, []secret{fresh, repeated}) {
+		t.Errorf("%d secrets are left of a call with 2", len(m.sent))
 	}
 }
 
@@ -264,17 +272,5 @@ func TestFailedProbeBuildsNoMasks(t *testing.T) {
 	}
 	if got := f.secretsOf("disk").redactor(nil).redact("secret-number-0 other-number-0"); got != "*** other-number-0" {
 		t.Errorf("a secret of another plugin is masked: %s", got)
-	}
-}
-
-func TestSecretsOfTheCurrentCallAreNeverDropped(t *testing.T) {
-	half := maxSecretBytes/2 + 1
-	repeated := secret{"", strings.Repeat("r", half)}
-	fresh := secret{"", strings.Repeat("f", half)}
-	sent := &sentSecrets{}
-	sent.add([]secret{repeated, {"", "secret-other"}})
-	sent.add([]secret{fresh, repeated})
-	if want := []secret{fresh, repeated}; !slices.Equal(sent.sent, want) {
-		t.Errorf("%d secrets are left of a call with 2", len(sent.sent))
 	}
 }
