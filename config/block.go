@@ -43,7 +43,7 @@ func (d *decoder) unsure(b block) bool {
 	_ = hclsyntax.VisitAll(b.body, func(node hclsyntax.Node) hcl.Diagnostics {
 		if n, is := node.(*hclsyntax.ScopeTraversalExpr); is && !depends {
 			v, found := n.Traversal.TraverseAbs(b.ctx)
-			depends = !found.HasErrors() && (d.budget.charge(v) != nil || !v.IsWhollyKnown())
+			depends = !found.HasErrors() && (d.overBudget(b.head, d.budget.charge(v)) || !v.IsWhollyKnown())
 		}
 		return nil
 	})
