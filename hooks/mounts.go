@@ -44,26 +44,11 @@ func Mounts(s GroupSpec, at map[registry.RequestName]Published, isolated map[str
 // taskMounts returns the plan of one task: see Mounts.
 func taskMounts(task string, s GroupSpec, at map[registry.RequestName]Published, isolated bool) (Plan, error) {
 	var plan Plan
-	named := map[string]registry.RequestName{}
+	named := map[string]registry.RequestName{} // volumes by their variable
 	for _, m := range outerFirst(s.Mounts[task]) {
-		request := slices.IndexFunc(s.Volumes, func(r VolumeRequest) bool { return r.Name == m.Volume })
-		if request < 0 {
-			return Plan{}, registry.Invalid("task %q mounts volume %q, which its group does not ask for", task,
-				m.Volume)
-		}
-		from, found := at[m.Volume]
-		if !found {
-			return Plan{}, registry.Errorf(registry.ErrInternal, "task %q mounts volume %q, which is not published",
-				task, m.Volume)
-		}
-		from.Usage.ReadOnly = m.ReadOnly || s.Volumes[request].Usage.ReadOnly || from.Usage.ReadOnly ||
-			from.Usage.Access.ReaderOnly()
-		if m.SubPath != "" && from.Parts[m.SubPath] == "" { // never the whole volume instead
-			return Plan{}, registry.Errorf(registry.ErrInternal,
-				"task %q mounts %q of volume %q, which has no mount of its own", task, m.SubPath, m.Volume)
-		}
-		if m.SubPath != "" {
-			from.Target = registry.Tree{Host: from.Parts[m.SubPath]}
+		from, err := mountSource(task, m, s, at)
+		if err != nil {
+			return Plan{}, err
 		}
 		place := from.Target.Host
 		if isolated {
@@ -82,6 +67,35 @@ func taskMounts(task string, s GroupSpec, at map[registry.RequestName]Published,
 	}
 	plan.Rules = mergeRules(plan.Rules)
 	return plan, nil
+}
+
+// mountSource returns what a volume_mount block mounts: the published volume, or a part of it. It is read-only if the
+// block, the request or the published volume is.
+func mountSource(
+	task string, m VolumeMount, s GroupSpec, at map[registry.RequestName]Published,
+) (Published, error) {
+	request := slices.IndexFunc(s.Volumes, func(r VolumeRequest) bool { return r.Name == m.Volume })
+	if request < 0 {
+		return Published{}, registry.Invalid("task %q mounts volume %q, which its group does not ask for", task,
+			m.Volume)
+	}
+	from, found := at[m.Volume]
+	if !found {
+		return Published{}, registry.Errorf(registry.ErrInternal, "task %q mounts volume %q, which is not published",
+			task, m.Volume)
+	}
+	from.Usage.ReadOnly = m.ReadOnly || s.Volumes[request].Usage.ReadOnly || from.Usage.ReadOnly ||
+		from.Usage.Access.ReaderOnly()
+	if m.SubPath == "" {
+		return from, nil
+	}
+	part := from.Parts[m.SubPath]
+	if part == "" { // never the whole volume instead
+		return Published{}, registry.Errorf(registry.ErrInternal,
+			"task %q mounts %q of volume %q, which has no mount of its own", task, m.SubPath, m.Volume)
+	}
+	from.Target = registry.Tree{Host: part}
+	return from, nil
 }
 
 // outerFirst sorts mounts so that none hides another one below it.
