@@ -224,7 +224,7 @@ func (a *allocs) release(ctx context.Context, id registry.AllocID) error {
 func (a *allocs) List(_ context.Context, req *pb.ListAllocsRequest) (*pb.ListAllocsReply, error) {
 	v, reply := a.p.view(), &pb.ListAllocsReply{Answer: a.p.answer()}
 	for _, al := range v.Allocs() {
-		if req.GetAlloc() != "" && req.GetAlloc() != string(al.ID) {
+		if !selects(req.GetAlloc(), al.ID) {
 			continue
 		}
 		status := registry.AllocStatus{Alloc: al}

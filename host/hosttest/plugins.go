@@ -158,14 +158,13 @@ type plugins struct {
 	p *process
 }
 
-func matches(role, plugin string, i registry.Instance) bool {
-	return (role == "" || role == string(i.Role)) && (plugin == "" || plugin == string(i.Plugin))
-}
+// selects reports whether a field of a query selects a value. An empty field selects all.
+func selects[T ~string](field string, value T) bool { return field == "" || field == string(value) }
 
 func (l *plugins) List(_ context.Context, req *pb.ListPluginsRequest) (*pb.ListPluginsReply, error) {
 	reply := &pb.ListPluginsReply{Answer: l.p.answer()}
 	for _, i := range l.p.table.All().Instances {
-		if matches(req.GetRole(), req.GetPlugin(), i) {
+		if selects(req.GetRole(), i.Role) && selects(req.GetPlugin(), i.Plugin) {
 			m := wire.InstanceProto(i)
 			active, _ := l.p.table.Find(i.Role, i.Plugin)
 			m.Active = active.InstanceKey == i.InstanceKey

@@ -74,7 +74,7 @@ func (s *Shim) start(_ context.Context, o launch.Options) (launch.Running, error
 // end ends the process once.
 func (p *process) end(how *launch.Exit) {
 	p.once.Do(func() {
-		p.setActive(false)
+		p.deactivate()
 		p.exit = how
 		close(p.done)
 		p.server.Stop()
@@ -82,20 +82,33 @@ func (p *process) end(how *launch.Exit) {
 	})
 }
 
-// setActive makes p the active process or, if active is false, no longer the active one.
-func (p *process) setActive(active bool) {
+// activate makes p the active process, or has it continue as that after Quiesce. ErrConflict: another one is active.
+func (p *process) activate() error {
 	p.mu.Lock()
-	switch was := p.active == p; {
-	case active && !was:
+	defer p.mu.Unlock()
+	switch p.active {
+	case nil:
 		p.life, p.endLife = context.WithCancel(context.Background()) // it outlives the call that activates p
 		p.active = p
-	case !active && was:
+	case p:
+	default:
+		return registry.Errorf(registry.ErrConflict, "shim %d is active", p.active.pid)
+	}
+	p.quiesced = false
+	p.wakeLocked()
+	return nil
+}
+
+// deactivate ends that p is the active process, if it is.
+func (p *process) deactivate() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.active == p {
 		p.active = nil
 		p.endLife()
 	}
 	p.quiesced = false
-	p.mu.Unlock()
-	p.wake()
+	p.wakeLocked()
 }
 
 // whileActive returns ctx, cancelled also when p is not active any more.
@@ -263,15 +276,8 @@ func (c *control) Status(context.Context, *pb.StatusRequest) (*pb.StatusReply, e
 	}, nil
 }
 
-func (c *control) Activate(_ context.Context, req *pb.ActivateRequest) (*pb.ActivateReply, error) {
-	c.p.mu.Lock()
-	other := c.p.active
-	c.p.mu.Unlock()
-	if other != nil && other != c.p {
-		return nil, wire.Status(registry.Errorf(registry.ErrConflict, "shim %d is active", other.pid))
-	}
-	c.p.setActive(true)
-	return &pb.ActivateReply{Answer: c.p.answer()}, nil
+func (c *control) Activate(context.Context, *pb.ActivateRequest) (*pb.ActivateReply, error) {
+	return &pb.ActivateReply{Answer: c.p.answer()}, c.p.activate()
 }
 
 func (c *control) Quiesce(context.Context, *pb.QuiesceRequest) (*pb.QuiesceReply, error) {
@@ -282,7 +288,7 @@ func (c *control) Quiesce(context.Context, *pb.QuiesceRequest) (*pb.QuiesceReply
 }
 
 func (c *control) Release(context.Context, *pb.ReleaseRequest) (*pb.ReleaseReply, error) {
-	c.p.setActive(false)
+	c.p.deactivate()
 	return &pb.ReleaseReply{Answer: c.p.answer()}, nil
 }
 

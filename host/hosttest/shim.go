@@ -67,7 +67,11 @@ func New() *Shim {
 	s.feed = registry.NewFeed(s.log, s.table, registry.RecentEvents)
 	s.log.OnApplied(s.table.Applied)
 	s.log.OnApplied(s.feed.Applied)
-	s.log.OnApplied(func(registry.Applied) { s.wake() })
+	s.log.OnApplied(func(registry.Applied) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.wakeLocked()
+	})
 	return s
 }
 
@@ -163,9 +167,8 @@ func (s *Shim) mustCommit(decide func(registry.View) (registry.Change, error)) {
 	}
 }
 
-func (s *Shim) wake() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// wakeLocked ends the waits for a change. The caller holds s.mu.
+func (s *Shim) wakeLocked() {
 	close(s.changed)
 	s.changed = make(chan struct{})
 }

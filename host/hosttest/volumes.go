@@ -166,9 +166,8 @@ func (p *process) removeVolume(ctx context.Context, name registry.VolumeName, ki
 func (l *volumes) List(_ context.Context, req *pb.ListVolumesRequest) (*pb.ListVolumesReply, error) {
 	v, reply := l.p.view(), &pb.ListVolumesReply{Answer: l.p.answer()}
 	for _, volume := range v.Volumes() {
-		if (req.GetNamespace() == "" || req.GetNamespace() == string(volume.Namespace)) &&
-			(req.GetId() == "" || req.GetId() == string(volume.ID)) &&
-			(req.GetPlugin() == "" || req.GetPlugin() == string(volume.Plugin)) {
+		if selects(req.GetNamespace(), volume.Namespace) && selects(req.GetId(), volume.ID) &&
+			selects(req.GetPlugin(), volume.Plugin) {
 			status := registry.VolumeStatus{Volume: volume}
 			for _, c := range v.Claims(volume.VolumeKey()) {
 				status.Holders = append(status.Holders, registry.Holder{Claim: c, Publish: registry.MarkDone})
@@ -187,8 +186,7 @@ type claims struct {
 func (l *claims) List(_ context.Context, req *pb.ListClaimsRequest) (*pb.ListClaimsReply, error) {
 	reply := &pb.ListClaimsReply{Answer: l.p.answer()}
 	for _, c := range l.p.view().AllClaims() {
-		if (req.GetAlloc() == "" || req.GetAlloc() == string(c.Alloc)) &&
-			(req.GetVolume() == nil || wire.VolumeName(req.GetVolume()) == c.Name) {
+		if selects(req.GetAlloc(), c.Alloc) && (req.GetVolume() == nil || wire.VolumeName(req.GetVolume()) == c.Name) {
 			reply.Claims = append(reply.Claims, wire.ClaimProto(c))
 		}
 	}
