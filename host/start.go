@@ -119,8 +119,9 @@ func (h *Host) startActive(ctx, run context.Context) (*shim, error) {
 		if !isDead(sh) { // else the error has its last lines already
 			err = withLastLines(err, sh.process)
 		}
-		if err = errors.Join(err, sh.stop(run)); isDead(sh) {
-			sh = nil
+		err = errors.Join(err, sh.stop(run))
+		if isDead(sh) {
+			return nil, err
 		}
 		return sh, err
 	}

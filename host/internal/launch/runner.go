@@ -104,15 +104,8 @@ const ExitWait = 5 * time.Second
 // explainDeath adds to an error how the shim died after its handshake. It waits up to ExitWait for the death. If the
 // shim lives, or this host ended it, explainDeath returns err as it is.
 func (r *runner) explainDeath(err error) error {
-	if r.ctx.Err() != nil {
+	if r.ctx.Err() != nil { // then this host has killed it
 		return err
-	}
-	if r.child.asked.Load() {
-		select {
-		case <-r.child.done: // perhaps cleanAfterDeath asked it, after its death: see Exit.Asked
-		default:
-			return err
-		}
 	}
 	select {
 	case <-r.child.done:
