@@ -26,6 +26,7 @@ type Remote struct {
 	state     *State
 	executors *Executors
 	// serve carries out a call on this node. A call with the ID of an earlier one joins it or gets its answer.
+	// intent.ErrReleased: this shim is being replaced, and the call has no answer.
 	serve func(ctx context.Context, method string, request []byte) (reply []byte, err error)
 	log   hclog.Logger
 
@@ -237,6 +238,13 @@ func (r *Remote) carryOut(ctx context.Context, c registry.RemoteCall) {
 			return // the next executor carries it out
 		}
 		reply, err := r.serve(ctx, c.Method, c.Request)
+		if errors.Is(err, intent.ErrReleased) { // the next shim carries it out, or this one if the swap is given up
+			select {
+			case <-time.After(retryPause):
+			case <-ctx.Done():
+			}
+			continue
+		}
 		if ctx.Err() != nil {
 			return
 		}

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"holdfast/registry"
+	"holdfast/shim/internal/intent"
 )
 
 func newRemote(
@@ -252,6 +253,27 @@ func TestReplyStaysForACallerThatRepeats(t *testing.T) {
 	c.Request = []byte("other")
 	if _, _, err := asker.Replay(t.Context(), c); !errors.Is(err, registry.ErrInvalid) {
 		t.Errorf("another request: %v", err)
+	}
+}
+
+// TestCallOutlivesTheSwapOfItsExecutor has the executor's shim refuse a call, as it does once a swap has begun.
+func TestCallOutlivesTheSwapOfItsExecutor(t *testing.T) {
+	client := parallelWithEtcd(t)
+	a := newMember(t, client, "a")
+	a.await(t, true)()
+	b := newMember(t, client, "b")
+	refused := false
+	newRemote(t, a, func(_ context.Context, _ string, request []byte) ([]byte, error) {
+		if !refused {
+			refused = true
+			return nil, intent.ErrReleased
+		}
+		return request, nil
+	})
+	asker, _ := newRemote(t, b, nil)
+	c := registry.RemoteCall{ID: "1", Plugin: "p", Method: "echo", Request: []byte("hello")}
+	if reply, err := asker.Call(t.Context(), c, UntilAnswered); err != nil || string(reply) != "hello" {
+		t.Errorf("the call: %q, %v", reply, err)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"holdfast/proto/wire"
 	"holdfast/registry"
 	"holdfast/shim/internal/cluster"
+	"holdfast/shim/internal/intent"
 )
 
 // service is a registered service.
@@ -287,8 +288,17 @@ func methodOf(full string) (protoreflect.MethodDescriptor, error) {
 	return nil, registry.Errorf(registry.ErrUnsupported, "unknown method %s", full)
 }
 
-// Serve carries out a call of another node.
+// Serve carries out a call of another node. intent.ErrReleased means that this shim does not answer: it is being
+// replaced.
 func (s *Server) Serve(ctx context.Context, method string, request []byte) ([]byte, error) {
+	reply, err := s.serve(ctx, method, request)
+	if errors.Is(err, errNotActive) {
+		err = intent.ErrReleased
+	}
+	return reply, err
+}
+
+func (s *Server) serve(ctx context.Context, method string, request []byte) ([]byte, error) {
 	if method == pb.Snapshots_Blocks_FullMethodName {
 		return s.someBlocks(ctx, request)
 	}

@@ -8,12 +8,16 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"holdfast/config"
 	pb "holdfast/proto/holdfast/v1"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/cluster"
+	"holdfast/shim/internal/intent"
 )
 
 // A shim that is replaced before it has joined its cluster leaves the call to the next shim.
@@ -32,6 +36,23 @@ func TestCallThatWaitsForTheClusterGoesToTheNextShim(t *testing.T) {
 		func(context.Context, any) (any, error) { return nil, errors.New("carried out here") })
 	if !notActive(err) {
 		t.Errorf("the caller gets %v", err)
+	}
+}
+
+// A shim that is being replaced gives no answer to a call of another node.
+func TestReplacedShimDoesNotAnswerAnotherNode(t *testing.T) {
+	e := newEnv(t)
+	request, err := proto.Marshal(&pb.DeleteVolumeRequest{Call: &pb.Call{OperationId: "op"},
+		Name: &pb.VolumeName{Namespace: "default", Id: "v"}})
+	must(t, err)
+	if _, err := e.server.Serve(t.Context(), pb.Volumes_Delete_FullMethodName, request); status.Code(err) !=
+		codes.NotFound {
+		t.Errorf("an active shim says %v", err)
+	}
+	e.server.Quiesce()
+	_, err = e.server.Serve(t.Context(), pb.Volumes_Delete_FullMethodName, request)
+	if !errors.Is(err, intent.ErrReleased) {
+		t.Errorf("a shim that has quiesced says %v", err)
 	}
 }
 
