@@ -3,6 +3,7 @@ package csi
 import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"holdfast/registry"
 )
@@ -30,7 +31,7 @@ func condition(m proto.Message, getRedactor func() redactor) *registry.Condition
 // decodeCondition reads VolumeCondition from the unknown fields of a message.
 func decodeCondition(unknown []byte) (abnormal bool, message string, found bool) {
 	inner, size := protowire.ConsumeBytes(lastField(unknown, conditionField, protowire.BytesType))
-	if size < 0 || lastField(inner, 0, 0) == nil { // nil: the encoding of inner is invalid
+	if size < 0 || proto.Unmarshal(inner, &emptypb.Empty{}) != nil { // inner is no message
 		return false, "", false
 	}
 	flag, _ := protowire.ConsumeVarint(lastField(inner, abnormalField, protowire.VarintType))
