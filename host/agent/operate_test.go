@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -76,6 +77,27 @@ func TestAllocThatIsStoppedDuringARestartIsReplaced(t *testing.T) {
 		if was := e.agent.record(r.ID); was.State != AllocStopped {
 			e.Errorf("the alloc is %s: %s", was.State, was.Reason)
 		}
+	})
+}
+
+// A batch task ends with code 0 because an operator restarts it. Its alloc is stopped before the next attempt runs. The
+// alloc is not complete, so its job places another one.
+func TestRestartedBatchTaskIsNotComplete(t *testing.T) {
+	withAgent(t, func(e *env) {
+		e.submit(batchJob("work", 1, ""))
+		r := e.awaitRunning("work")
+		e.driver.prepare = func(ctx context.Context, _ func(string)) error { // as a slow pull of an image
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		_, err := e.agent.RestartAlloc(e.Context(), r.ID, "", e.shim, false)
+		e.must(err)
+		synctest.Wait()
+		e.must(e.agent.StopAlloc(e.Context(), r.ID, e.shim, false))
+		e.awaitState("work", AllocStopped)
+		e.awaitAlloc("work", "another alloc", func(other *AllocRecord) bool { return other.ID != r.ID })
+		e.stopJob("work", StopOptions{})
+		e.awaitAllEnded()
 	})
 }
 

@@ -266,13 +266,16 @@ func (r *AllocRecord) outcome() (AllocState, string) {
 		if rec.Failed {
 			return AllocFailed, fmt.Sprintf("task %q: %s", t.Name, rec.Reason)
 		}
-		complete = complete && rec.Exit != nil && rec.Exit.Code == 0 && rec.Attempt > 0
+		complete = complete && rec.Attempt > 0 && rec.Exit != nil && succeeded(*rec.Exit)
 	}
 	if r.Stop && !(r.batch() && complete) {
 		return AllocStopped, ""
 	}
 	return AllocComplete, ""
 }
+
+// succeeded reports whether an attempt has done its work. One that ended for a restart has not, whatever its exit code.
+func succeeded(e taskdriver.Exit) bool { return e.Code == 0 && e.Err == "" }
 
 // unended lists the allocs of ranks up to this one that have not ended.
 func unended(all []*AllocRecord, rank int) (out []*AllocRecord) {

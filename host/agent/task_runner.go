@@ -424,7 +424,7 @@ func (t *taskRunner) applyRestartPolicy(ctx context.Context, exit taskdriver.Exi
 			r.State, r.Exit, r.Next, r.Reason, r.Restarts.Total = TaskWaiting, &exit, now, why, r.Restarts.Total+1
 		})
 	}
-	if t.spec.ends && exit.Code == 0 && exit.Err == "" {
+	if t.spec.ends && succeeded(exit) {
 		t.reportExit(ctx, rec.Attempt, &exit, true)
 		return t.setDead("complete", func(r *TaskRecord) { r.State, r.Exit, r.Reason = TaskDead, &exit, "" })
 	}
