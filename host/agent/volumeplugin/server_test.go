@@ -206,6 +206,16 @@ func TestVolumePluginProtocol(t *testing.T) {
 	p.want("VolumeDriver.Create", `{"Name":"notes","Opts":{"plugin":"none"}}`, `plugin \"none\" is not running`)
 	p.want("VolumeDriver.Create", `{"Name":"notes","Opts":{"plugin":"disk","size":"1M"}}`, ok)
 	p.want("VolumeDriver.Create", `{"Name":"notes"}`, ok) // once more
+	v := p.storage.volumes["notes"]
+	v.State = registry.VolumeUncertain // its creation has failed
+	p.storage.volumes["notes"] = v
+	p.want("VolumeDriver.Create", `{"Name":"notes","Opts":{"plugin":"disk","size":"1M"}}`, ok)
+	if state := p.storage.volumes["notes"].State; state != registry.VolumeReady {
+		t.Errorf("the volume is %s after its creation was repeated", state)
+	}
+	p.storage.volumes["notes"] = v
+	p.want("VolumeDriver.Create", `{"Name":"notes"}`, "no plugin is set") // the options of the creation are missing
+	p.storage.add(v.VolumeSpec, true)
 	p.want("VolumeDriver.Mount", `{"Name":"notes","ID":"a"}`, `"Mountpoint":"/vol"`)
 	p.want("VolumeDriver.Path", `{"Name":"notes"}`, `"Mountpoint":"/vol"`)
 	p.want("VolumeDriver.Get", `{"Name":"notes"}`, `"Volume":{"Name":"notes","Mountpoint":"/vol"`, `"plugin":"disk"`)

@@ -27,10 +27,11 @@ func name(q request) host.VolumeName {
 }
 
 // create creates a volume, or registers one if the volume file has an external ID. Engines repeat the request. If the
-// volume exists, it stays as it is, and other options are refused.
+// volume is ready, it stays as it is, and other options are refused. A creation that has failed is tried again.
 func (s *Server) create(r *http.Request, q request) (reply, error) {
-	_, known, err := s.find(r.Context(), q)
-	if err != nil || known && len(q.Opts) == 0 {
+	v, known, err := s.find(r.Context(), q)
+	ready := known && v.State == registry.VolumeReady
+	if err != nil || ready && len(q.Opts) == 0 {
 		return reply{}, err
 	}
 	spec, err := s.spec(r.Context(), q)
