@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -61,12 +62,12 @@ func (l *ledger) reserve(allocs int) error {
 		return fmt.Errorf("reserve space: %w", err)
 	}
 	defer f.Close()
-	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+	err = unix.Fallocate(int(f.Fd()), 0, 0, want)
+	for errors.Is(err, unix.EINTR) {
 		err = unix.Fallocate(int(f.Fd()), 0, 0, want)
 	}
-	switch {
-	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS): // a later write fails instead
-	case err != nil:
+	unsupported := errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) // a later write may fail instead
+	if err != nil && !unsupported {
 		return taskdriver.Exhausted(fmt.Errorf("reserve space in %s: %w", l.db.Path(), err))
 	}
 	l.reserved = want
@@ -100,8 +101,8 @@ func openLedger(path string) (*ledger, error) {
 	return &ledger{db: db}, nil
 }
 
-// openFile opens the file unless it is truncated. To find that out, it first opens the file read-only, because bbolt
-// then reads only the first pages.
+// openFile opens or creates the file. It refuses a truncated file. To find that out, it first opens the file read-only,
+// because bbolt then reads only the first pages.
 func openFile(path string) (db *bolt.DB, err error) {
 	if info, err := os.Stat(path); err == nil && info.Size() > 0 {
 		if err := readOnly(path, func(*ledger) error { return nil }); err != nil {
@@ -133,17 +134,16 @@ func readOnly(path string, fn func(*ledger) error) error {
 
 // createBuckets creates missing buckets.
 func createBuckets(db *bolt.DB) error {
-	buckets, missing := [][]byte{metaBucket, jobsBucket, allocsBucket, engineBucket}, false
+	buckets := [][]byte{metaBucket, jobsBucket, allocsBucket, engineBucket}
+	missing := false
 	err := recoverDamage(func() error {
 		return db.View(func(tx *bolt.Tx) error {
-			for _, name := range buckets {
-				missing = missing || tx.Bucket(name) == nil
-			}
+			missing = slices.ContainsFunc(buckets, func(name []byte) bool { return tx.Bucket(name) == nil })
 			return nil
 		})
 	})
 	if err != nil || !missing {
-		return err
+		return err // without a write, an agent also starts on a full disk
 	}
 	return db.Update(func(tx *bolt.Tx) error {
 		for _, name := range buckets {
@@ -158,10 +158,13 @@ func createBuckets(db *bolt.DB) error {
 // checkLength fails if the file is shorter than its pages say. Reading past the end would kill the process.
 func checkLength(path string, size int64) error {
 	info, err := os.Stat(path)
-	if err == nil && info.Size() < size {
-		err = registry.Errorf(registry.ErrDamaged, "the file was truncated: it has %d of %d bytes", info.Size(), size)
+	if err != nil {
+		return err
 	}
-	return err
+	if info.Size() < size {
+		return registry.Errorf(registry.ErrDamaged, "the file was truncated: it has %d of %d bytes", info.Size(), size)
+	}
+	return nil
 }
 
 // recoverDamage turns panics and memory faults that a damaged file causes in bbolt into errors.
@@ -180,18 +183,18 @@ func recoverDamage(do func() error) (err error) {
 func (c *Config) loadLedger() (*ledger, ledgerContent, error) {
 	path := ledgerPath(c.StateDir)
 	l, err := openLedger(path)
-	var content ledgerContent
 	if err == nil {
+		var content ledgerContent
 		if content, err = l.load(); err == nil {
 			return l, content, nil
 		}
 		err = errors.Join(err, l.close())
 	}
 	if !errors.Is(err, registry.ErrDamaged) {
-		return nil, content, err
+		return nil, ledgerContent{}, err
 	}
 	if c.Recover == RecoverNone {
-		return nil, content, fmt.Errorf("%s is damaged: %w. Nothing was changed. "+
+		return nil, ledgerContent{}, fmt.Errorf("%s is damaged: %w. Nothing was changed. "+
 			"Its tasks may still run and use volumes. "+
 			"Restore the file from a backup. Or rebuild the records from %s with holdfast agent --recover=adopt, "+
 			"which adopts running tasks, or --recover=stop, which stops them in order. "+
@@ -201,7 +204,7 @@ func (c *Config) loadLedger() (*ledger, ledgerContent, error) {
 	away := fmt.Sprintf("%s.damaged-%d", path, time.Now().UnixNano())
 	c.Logger.Warn("moving a damaged file away", "path", path, "to", away, "error", err)
 	if err := os.Rename(path, away); err != nil {
-		return nil, content, fmt.Errorf("move the damaged file away: %w", err)
+		return nil, ledgerContent{}, fmt.Errorf("move the damaged file away: %w", err)
 	}
 	return c.loadLedger()
 }
@@ -215,33 +218,27 @@ type entry struct {
 	value  any
 }
 
+func (e entry) write(tx *bolt.Tx) error {
+	if e.value == nil {
+		return tx.Bucket(e.bucket).Delete([]byte(e.key))
+	}
+	text, err := json.Marshal(e.value)
+	if err != nil {
+		return err
+	}
+	return tx.Bucket(e.bucket).Put([]byte(e.key), text)
+}
+
 // write writes all entries in one transaction.
 func (l *ledger) write(entries ...entry) error {
-	texts := make([][]byte, len(entries))
-	for i, e := range entries {
-		var err error
-		if e.value == nil {
-			continue
-		}
-		if texts[i], err = json.Marshal(e.value); err != nil {
-			return fmt.Errorf("record %s: %w", e.key, err)
-		}
-	}
 	err := l.db.Update(func(tx *bolt.Tx) error {
 		if l.before != nil {
 			if err := l.before(); err != nil {
 				return err
 			}
 		}
-		for i, e := range entries {
-			b := tx.Bucket(e.bucket)
-			var err error
-			if texts[i] == nil {
-				err = b.Delete([]byte(e.key))
-			} else {
-				err = b.Put([]byte(e.key), texts[i])
-			}
-			if err != nil {
+		for _, e := range entries {
+			if err := e.write(tx); err != nil {
 				return fmt.Errorf("record %s: %w", e.key, err)
 			}
 		}
@@ -271,35 +268,29 @@ func (l *ledger) load() (c ledgerContent, err error) {
 			if text := tx.Bucket(metaBucket).Get([]byte(nodeKey)); text != nil {
 				err = decode([]byte(nodeKey), text, &c.node)
 			}
-			return errors.Join(err, tx.Bucket(jobsBucket).ForEach(func(k, v []byte) error {
-				r := &JobRecord{digests: &sync.Map{}}
-				c.jobs[string(k)] = r
-				err := decode(k, v, r)
-				if r.Next != nil {
-					r.Next.digests = &sync.Map{}
-				}
-				return err
-			}), tx.Bucket(allocsBucket).ForEach(func(k, v []byte) error {
-				r := &AllocRecord{}
-				c.allocs[host.AllocID(k)] = r
-				return decode(k, v, r)
-			}), forEach(tx.Bucket(engineBucket), func(k, v []byte) error {
-				m := &EngineMount{}
-				c.mounts[host.VolumeID(k)] = m
-				return decode(k, v, m)
-			}))
+			return errors.Join(err, loadBucket(tx, jobsBucket, c.jobs), loadBucket(tx, allocsBucket, c.allocs),
+				loadBucket(tx, engineBucket, c.mounts))
 		})
 	})
+	for _, r := range c.jobs {
+		for ; r != nil; r = r.Next {
+			r.digests = &sync.Map{}
+		}
+	}
 	return c, err
 }
 
-// forEach calls fn for each record of a bucket. b is nil if an older version has written the ledger, and the ledger is
-// opened read-only.
-func forEach(b *bolt.Bucket, fn func(k, v []byte) error) error {
+// loadBucket adds the records of a bucket to a map.
+func loadBucket[K ~string, R any](tx *bolt.Tx, name []byte, records map[K]*R) error {
+	b := tx.Bucket(name)
 	if b == nil {
-		return nil
+		return nil // an older version has written the ledger, which is opened read-only here
 	}
-	return b.ForEach(fn)
+	return b.ForEach(func(k, v []byte) error {
+		r := new(R)
+		records[K(k)] = r
+		return decode(k, v, r)
+	})
 }
 
 func decode(k, v []byte, into any) error {
@@ -336,10 +327,11 @@ func ExamineLedger(state string) (found host.Finding, wrong bool) {
 func examineLedger(state string) error {
 	path := ledgerPath(state)
 	info, err := os.Stat(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	missing := errors.Is(err, fs.ErrNotExist)
+	if err != nil && !missing {
 		return err
 	}
-	if err != nil || info.Size() == 0 {
+	if missing || info.Size() == 0 {
 		if allocs, _ := os.ReadDir(allocsDir(state)); len(allocs) > 0 {
 			return fmt.Errorf("the file is gone or empty, but there are %d alloc directories", len(allocs))
 		}
