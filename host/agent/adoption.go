@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"holdfast/host"
+	"holdfast/host/agent/taskdriver"
 	"holdfast/registry"
 )
 
@@ -55,27 +56,40 @@ func (a *Agent) Workload(ctx context.Context) (host.Workload, error) {
 
 // isRunning reports whether the task's last attempt is alive. It returns false if this agent has no driver for the
 // task.
-func (a *Agent) isRunning(ctx context.Context, r *AllocRecord, name host.TaskName) (running bool, err error) {
+func (a *Agent) isRunning(ctx context.Context, r *AllocRecord, name host.TaskName) (bool, error) {
 	d, rec := a.drivers[r.task(name).Driver], r.Tasks[name]
 	if d == nil {
 		return false, nil
 	}
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("task %q of alloc %s: %w", name, r.ID, err)
-		}
-	}()
+	h := rec.Handle
+	var err error
 	switch rec.State {
 	case TaskRunning:
-		return d.Adopt(ctx, *rec.Handle)
 	case TaskStarting:
-		h, found, err := a.config.Find(ctx, a.dirs(r.ID).task(name))
-		if err != nil || !found || h.ID != attemptID(r.ID, name, rec.Attempt) {
-			return false, err
-		}
-		return d.Adopt(ctx, h)
+		h, err = a.findStarted(ctx, r.ID, name, rec.Attempt)
+	default:
+		return false, nil
 	}
-	return false, nil
+	running := false
+	if err == nil && h != nil {
+		running, err = d.Adopt(ctx, *h)
+	}
+	if err != nil {
+		return false, fmt.Errorf("task %q of alloc %s: %w", name, r.ID, err)
+	}
+	return running, nil
+}
+
+// findStarted returns the handle of an attempt that an earlier agent has started, but not recorded as running. It is
+// nil if the attempt was not started, or a power cut has removed its traces.
+func (a *Agent) findStarted(
+	ctx context.Context, id host.AllocID, task host.TaskName, attempt uint64,
+) (*taskdriver.Handle, error) {
+	h, found, err := a.config.Find(ctx, a.dirs(id).task(task))
+	if err != nil || !found || h.ID != attemptID(id, task, attempt) {
+		return nil, err
+	}
+	return &h, nil
 }
 
 // allocCopy is the content of alloc.json in an alloc's directory: a copy of its record and job, for an agent that lost

@@ -27,8 +27,12 @@ type runner struct {
 	al     *alloc
 	runCtx context.Context         // the context of run
 	halt   context.CancelCauseFunc // makes the alloc end
-	// recordReady records that the volumes are prepared, in the commit that starts the tasks. nil: nothing to record
-	recordReady func(*AllocRecord)
+}
+
+// preparedVolumes is the result of PrepareAlloc. The commit that starts the tasks records it.
+type preparedVolumes struct {
+	plans map[string]host.Plan // by task
+	boot  string               // boot ID at which they were made
 }
 
 func (r *runner) record() *AllocRecord { return r.a.record(r.id) }
@@ -65,15 +69,8 @@ func (r *runner) run(ctx context.Context) {
 // ledger or ctx.
 func (r *runner) runToEnd(ctx, stop context.Context) error {
 	if r.record().State != AllocReleasing {
-		for _, step := range []func() error{
-			func() error { return r.makeDirs(stop) },
-			func() error { return r.prepareVolumes(ctx, stop) },
-			func() error { return r.saveCopy(stop) },
-			func() error { return r.runTasks(ctx, stop) },
-		} {
-			if err := step(); err != nil {
-				return err
-			}
+		if err := r.runToTaskEnd(ctx, stop); err != nil {
+			return err
 		}
 	}
 	if err := r.removeFailed(ctx); err != nil {
@@ -93,6 +90,21 @@ func (r *runner) runToEnd(ctx, stop context.Context) error {
 	})
 	r.a.Retry() // other allocs may wait for the volumes
 	return err
+}
+
+// runToTaskEnd takes the alloc through all steps until its tasks have ended.
+func (r *runner) runToTaskEnd(ctx, stop context.Context) error {
+	if err := r.makeDirs(stop); err != nil {
+		return err
+	}
+	prepared, err := r.prepareVolumes(ctx, stop)
+	if err != nil {
+		return err
+	}
+	if err := r.saveCopy(stop); err != nil {
+		return err
+	}
+	return r.runTasks(ctx, stop, prepared)
 }
 
 // fail records why the alloc fails, unless a reason is recorded already, and makes the alloc end.
@@ -175,31 +187,27 @@ func (r *runner) saveCopy(stop context.Context) error {
 	return r.failIfPermanent(stop, err, describe)
 }
 
-// prepareVolumes prepares the volumes until that succeeds or the alloc must end. A permanent error fails the alloc.
-// After a success, r.recordReady records the plans.
-func (r *runner) prepareVolumes(ctx, stop context.Context) error {
+// prepareVolumes prepares the volumes until that succeeds or the alloc must end. A permanent error fails the alloc. The
+// result is nil if there is nothing to record.
+func (r *runner) prepareVolumes(ctx, stop context.Context) (*preparedVolumes, error) {
 	rec := r.record()
 	boot, err := proc.BootID()
 	if err != nil {
-		return r.fail(err.Error())
+		return nil, r.fail(err.Error())
 	}
-	prepared := rec.Plans != nil && rec.Boot == boot
-	if prepared || !rec.UsesVolumes() || rec.allTasksDead() || stop.Err() != nil {
-		return nil
+	alreadyPrepared := rec.Plans != nil && rec.Boot == boot
+	if alreadyPrepared || !rec.UsesVolumes() || rec.allTasksDead() || stop.Err() != nil {
+		return nil, nil
 	}
-	var plans map[string]host.Plan
+	prepared := &preparedVolumes{boot: boot}
 	prepare := func() (err error) {
-		plans, err = r.s.PrepareAlloc(stop, rec.allocGroup(r.a.isolated))
+		prepared.plans, err = r.s.PrepareAlloc(stop, rec.allocGroup(r.a.isolated))
 		return err
 	}
 	err = r.retry(stop, func() error { return r.reportWaits(stop, prepare) },
 		func(err error) string { return r.describeError(stop, err) })
 	if err == nil {
-		r.recordReady = func(rec *AllocRecord) {
-			rec.Plans, rec.Boot, rec.Reason, rec.Next = plans, boot, "", time.Time{}
-			rec.note("", "volumes ready: %s", strings.Join(rec.Group.Volumes, ", "))
-		}
-		return nil
+		return prepared, nil
 	}
 	err = r.failIfPermanent(stop, err, func(err error) string {
 		why := err.Error()
@@ -213,7 +221,7 @@ func (r *runner) prepareVolumes(ctx, stop context.Context) error {
 		}
 		return "volumes cannot be prepared: " + why
 	})
-	return errors.Join(err, ctx.Err())
+	return nil, errors.Join(err, ctx.Err())
 }
 
 // removeFailed returns when no failed start can start a task any more. Until then the alloc keeps its volumes.
@@ -278,20 +286,20 @@ func (r *runner) release(ctx context.Context) error {
 
 // runTasks runs all tasks to their ends, prestart tasks first. It stops the others when a task fails, when the
 // leader ends, or when the last task that is not a sidecar ends.
-func (r *runner) runTasks(ctx, stop context.Context) error {
+func (r *runner) runTasks(ctx, stop context.Context, prepared *preparedVolumes) error {
 	specs, err := r.specs()
 	if err != nil {
 		return r.fail(err.Error())
 	}
-	var begun map[host.TaskName]bool
+	begun := map[host.TaskName]bool{}
 	if stop.Err() == nil {
-		err = r.update(func(rec *AllocRecord) { begun = r.recordStart(rec, specs) })
-	}
-	if err != nil {
-		return err
+		begun = r.record().firstTasks(specs)
+		if err := r.update(func(rec *AllocRecord) { rec.beginTasks(begun, prepared) }); err != nil {
+			return err
+		}
 	}
 	var all sync.WaitGroup
-	var main []chan struct{} // closed when the task has ended
+	var main []chan struct{} // of each task that is no sidecar; closed when the task has ended
 	for _, prestart := range []bool{true, false} {
 		for _, s := range specs {
 			if s.prestart != prestart {
@@ -317,25 +325,32 @@ func (r *runner) runTasks(ctx, stop context.Context) error {
 	return errors.Join(ctx.Err(), r.a.failure())
 }
 
-// recordStart records that the volumes are ready, that the alloc runs, and that the tasks that wait for no other task
-// begin their first attempt. It returns these tasks.
-func (r *runner) recordStart(rec *AllocRecord, specs []taskSpec) map[host.TaskName]bool {
-	if r.recordReady != nil {
-		r.recordReady(rec)
-	}
-	if !rec.Stop {
-		rec.State = AllocRunning
-	}
+// firstTasks returns the tasks that have not started and wait for no other task.
+func (r *AllocRecord) firstTasks(specs []taskSpec) map[host.TaskName]bool {
 	prestart := slices.ContainsFunc(specs, func(s taskSpec) bool { return s.prestart })
-	begun := map[host.TaskName]bool{}
+	first := map[host.TaskName]bool{}
 	for _, s := range specs {
-		if t := rec.Tasks[s.Name]; s.prestart == prestart && t.State == TaskPending {
-			begun[s.Name] = true
-			t.beginAttempt()
-			t.Since = time.Now().UTC()
+		if s.prestart == prestart && r.Tasks[s.Name].State == TaskPending {
+			first[s.Name] = true
 		}
 	}
-	return begun
+	return first
+}
+
+// beginTasks records that the volumes are ready, that the alloc runs, and that the tasks begin their first attempts.
+func (r *AllocRecord) beginTasks(tasks map[host.TaskName]bool, prepared *preparedVolumes) {
+	if prepared != nil {
+		r.Plans, r.Boot, r.Reason, r.Next = prepared.plans, prepared.boot, "", time.Time{}
+		r.note("", "volumes ready: %s", strings.Join(r.Group.Volumes, ", "))
+	}
+	if !r.Stop {
+		r.State = AllocRunning
+	}
+	for name := range tasks {
+		t := r.Tasks[name]
+		t.beginAttempt()
+		t.Since = time.Now().UTC()
+	}
 }
 
 // runTask runs a task to its end. It halts the alloc if the task is the leader or has failed.

@@ -88,7 +88,7 @@ func (a *Agent) Submit(
 	}
 	j = a.withOverride(j)
 	if !o.Force {
-		if err := a.checkMountsSurvive(ctx, &JobRecord{Job: *j}, s); err != nil {
+		if err := a.checkMountsSurvive(ctx, j, s); err != nil {
 			return nil, err
 		}
 	}
@@ -178,9 +178,9 @@ type StopOptions struct {
 // StopJob stops a job. Without Force it refuses to stop a plugin while allocs of other jobs hold volumes of the plugin,
 // because these could not be released.
 func (a *Agent) StopJob(ctx context.Context, id string, s Lister, o StopOptions) error {
-	job := a.job(id)
-	if job == nil {
-		return unknownJob(id)
+	job, err := a.Job(id)
+	if err != nil {
+		return err
 	}
 	if !o.Force {
 		if err := a.checkNoVolumeHeld(ctx, job, s); err != nil {
@@ -192,23 +192,14 @@ func (a *Agent) StopJob(ctx context.Context, id string, s Lister, o StopOptions)
 	if job = a.jobs[id]; job == nil {
 		return nil // purged by a concurrent call
 	}
-	next := *job
-	next.Stopped, next.Next = true, nil
-	if job.rollOpen() {
-		roll := *job.Roll
-		roll.Ended = time.Now().UTC()
-		if job.Next != nil {
-			roll.Failed = "the job was stopped before the new allocs were healthy"
-		}
-		next.Roll = &roll
-	}
-	publish, write := func() { a.jobs[id] = &next }, entry{jobsBucket, id, &next}
+	next := job.stopped()
+	publish, write := func() { a.jobs[id] = next }, entry{jobsBucket, id, next}
 	if o.Purge {
 		publish, write.value = func() { delete(a.jobs, id) }, nil
 	}
 	var stop []host.AllocID
 	if !a.stopsAll() { // else stopRanks stops all allocs
-		stop = a.unwanted(&next, a.allocsOf(id), nil)
+		stop = a.unwanted(next, a.allocsOf(id), nil)
 	}
 	if err := a.stopAllLocked(stop, publish, write); err != nil {
 		return err
@@ -217,6 +208,22 @@ func (a *Agent) StopJob(ctx context.Context, id string, s Lister, o StopOptions)
 	return nil
 }
 
+// stopped returns the record of the job after a stop, which ends its roll.
+func (j *JobRecord) stopped() *JobRecord {
+	next := *j
+	next.Stopped, next.Next = true, nil
+	if j.rollOpen() {
+		roll := *j.Roll
+		roll.Ended = time.Now().UTC()
+		if j.Next != nil {
+			roll.Failed = "the job was stopped before the new allocs were healthy"
+		}
+		next.Roll = &roll
+	}
+	return &next
+}
+
+// job returns the current record of a job, or nil.
 func (a *Agent) job(id string) *JobRecord {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -250,22 +257,22 @@ func (a *Agent) acceptsWork() error {
 
 // checkMountsSurvive returns an error if the new version of a job would break mounts in use. It would if it stops a
 // plugin's task without a replacement while another alloc uses the plugin's volumes, or if it replaces a task that
-// serves FUSE mounts and has roll = "stop_first". It sets Rolled and Roll of job, which is not the record to store.
-func (a *Agent) checkMountsSurvive(ctx context.Context, job *JobRecord, s Lister) error {
-	rolling := map[slot]string{}
-	if was := a.job(job.Job.ID); was != nil && !was.Stopped {
-		job.Rolled = was.Rolled
-		next := *was
-		next.Next = job
-		if err := a.checkStopFirst(ctx, &next, s); err != nil {
+// serves FUSE mounts and has roll = "stop_first".
+func (a *Agent) checkMountsSurvive(ctx context.Context, j *hooks.Job, s Lister) error {
+	next, rolling := &JobRecord{Job: *j}, map[slot]string{}
+	if was := a.job(j.ID); was != nil && !was.Stopped {
+		next.Rolled = was.Rolled
+		roll := *was
+		roll.Next = next
+		if err := a.checkStopFirst(ctx, &roll, s); err != nil {
 			return err
 		}
-		rolling = next.rollSlots()
-		job.Roll = was.Roll // the roll keeps old allocs as long as they are needed
+		rolling = roll.rollSlots()
+		next.Roll = was.Roll // the roll keeps old allocs as long as they are needed
 	}
-	want := job.wanted()
+	want := next.wanted()
 	ends := func(r *AllocRecord) bool {
-		return r.Job == job.Job.ID && want[r.slot()] != r.Digest && rolling[r.slot()] == "" && !job.isReplacedInRoll(r)
+		return r.Job == j.ID && want[r.slot()] != r.Digest && rolling[r.slot()] == "" && !next.isReplacedInRoll(r)
 	}
 	var plugins []host.PluginID
 	for _, r := range a.Allocs() {

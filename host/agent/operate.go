@@ -26,7 +26,7 @@ func (a *Agent) RestartAlloc(
 ) (restarted []host.TaskName, err error) {
 	r, err := a.findAlloc(id)
 	if err == nil && task != "" {
-		_, err = r.findTask(task)
+		r, _, err = a.findTask(id, task)
 	}
 	if err != nil {
 		return nil, err
@@ -55,7 +55,7 @@ func (a *Agent) RestartAlloc(
 		}
 	}
 	for _, name := range restarted {
-		a.requestRestart(host.TaskKey{Alloc: id, Task: name},
+		a.requestRestart(r.taskKey(name),
 			registry.RestartRequest{Attempt: r.Tasks[name].Attempt, Cause: causeOperator})
 	}
 	return restarted, nil
@@ -94,12 +94,12 @@ func (a *Agent) checkServesNothing(ctx context.Context, r *AllocRecord, names []
 	if len(r.Plugins()) == 0 {
 		return nil
 	}
-	tasks, err := pluginTasks(ctx, s, r.Plugins())
+	tasks, err := listPluginTasks(ctx, s, r.Plugins())
 	if err != nil {
 		return err
 	}
 	for _, name := range names {
-		if served := tasks[host.TaskKey{Alloc: r.ID, Task: name}].Volumes; len(served) > 0 {
+		if served := tasks[r.taskKey(name)].Volumes; len(served) > 0 {
 			return registry.Errorf(registry.ErrConflict, "a process of task %q serves %s; to replace it, use "+
 				"holdfast plugin roll; to restart it all the same, use --force", name, a.describeServed(served))
 		}
@@ -114,26 +114,26 @@ func (a *Agent) findAlloc(id host.AllocID) (*AllocRecord, error) {
 	return nil, registry.Errorf(registry.ErrNotFound, "alloc %q not found", id)
 }
 
-func (r *AllocRecord) findTask(task host.TaskName) (*TaskRecord, error) {
-	if rec, known := r.Tasks[task]; known {
-		return rec, nil
+func (a *Agent) findTask(id host.AllocID, task host.TaskName) (*AllocRecord, *TaskRecord, error) {
+	r, err := a.findAlloc(id)
+	if err != nil {
+		return nil, nil, err
+	}
+	if rec := r.Tasks[task]; rec != nil {
+		return r, rec, nil
 	}
 	var names []string
 	for _, name := range slices.Sorted(maps.Keys(r.Tasks)) {
 		names = append(names, string(name))
 	}
-	return nil, registry.Errorf(registry.ErrNotFound, "alloc %s has no task %q; its tasks: %s", short(r.ID), task,
+	return nil, nil, registry.Errorf(registry.ErrNotFound, "alloc %s has no task %q; its tasks: %s", short(id), task,
 		strings.Join(names, ", "))
 }
 
 // Exec returns a function that runs a program in a task, as taskdriver.Executor describes it. The task must be running.
 func (a *Agent) Exec(id host.AllocID, task host.TaskName) (
 	run func(context.Context, taskdriver.ExecOptions) (code int, err error), err error) {
-	r, err := a.findAlloc(id)
-	if err != nil {
-		return nil, err
-	}
-	rec, err := r.findTask(task)
+	r, rec, err := a.findTask(id, task)
 	if err != nil {
 		return nil, err
 	}
@@ -142,8 +142,7 @@ func (a *Agent) Exec(id host.AllocID, task host.TaskName) (
 			"task %q of alloc %s is %s; a command runs only in a running task; see holdfast alloc status %s", task,
 			short(id), rec.State, short(id))
 	}
-	driver := a.drivers[r.task(task).Driver]
-	executor, able := driver.(taskdriver.Executor)
+	executor, able := a.drivers[r.task(task).Driver].(taskdriver.Executor)
 	if !able {
 		return nil, registry.Errorf(registry.ErrUnsupported, "driver %s cannot run commands in a task",
 			r.task(task).Driver)
@@ -163,11 +162,7 @@ type LogOptions struct {
 // Logs copies the kept output of all attempts of a task. With Follow it copies until the running attempt has ended. If
 // no attempt has started, it returns ErrConflict.
 func (a *Agent) Logs(ctx context.Context, id host.AllocID, task host.TaskName, o LogOptions, to io.Writer) error {
-	r, err := a.findAlloc(id)
-	if err != nil {
-		return err
-	}
-	rec, err := r.findTask(task)
+	r, rec, err := a.findTask(id, task)
 	if err != nil {
 		return err
 	}
@@ -199,29 +194,29 @@ func (a *Agent) Logs(ctx context.Context, id host.AllocID, task host.TaskName, o
 
 // lineCounter counts the lines that are written to it. The last one may have no line break.
 type lineCounter struct {
-	breaks int
-	open   bool // the last line has no line break yet
+	breaks     int
+	incomplete bool // the last line has no line break yet
 }
 
 func (c *lineCounter) Write(p []byte) (int, error) {
 	c.breaks += bytes.Count(p, []byte("\n"))
 	if len(p) > 0 {
-		c.open = p[len(p)-1] != '\n'
+		c.incomplete = p[len(p)-1] != '\n'
 	}
 	return len(p), nil
 }
 
 func (c *lineCounter) lines() int {
-	if c.open {
+	if c.incomplete {
 		return c.breaks + 1
 	}
 	return c.breaks
 }
 
-// lineSkipper drops the first lines.
+// lineSkipper passes on what is written to it, without the first lines.
 type lineSkipper struct {
 	to   io.Writer
-	skip int
+	skip int // lines to drop
 }
 
 func (w *lineSkipper) Write(p []byte) (int, error) {
@@ -242,22 +237,18 @@ func (a *Agent) Job(id string) (*JobRecord, error) {
 	if job := a.job(id); job != nil {
 		return job, nil
 	}
-	return nil, unknownJob(id)
-}
-
-func unknownJob(id string) error {
-	return registry.Errorf(registry.ErrNotFound, "job %q not found (see holdfast job status)", id)
+	return nil, registry.Errorf(registry.ErrNotFound, "job %q not found (see holdfast job status)", id)
 }
 
 // ambiguous is the error for a prefix of several alloc IDs.
 func ambiguous(prefix string, found []*AllocRecord) error {
+	const listed = 10
 	text := ""
-	for i, r := range found {
-		if i == 10 {
-			return registry.Invalid("several allocs have IDs that start with %q:%s and %d more", prefix, text,
-				len(found)-i)
-		}
+	for _, r := range found[:min(listed, len(found))] {
 		text += fmt.Sprintf("\n  %s  %s of job %s, %s", r.ID, r.Group.Name, r.Job, r.State)
+	}
+	if more := len(found) - listed; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
 	}
 	return registry.Invalid("several allocs have IDs that start with %q:%s", prefix, text)
 }

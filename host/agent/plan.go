@@ -30,7 +30,7 @@ func (a *Agent) Plan(ctx context.Context, j *hooks.Job, p Planner) (places []Pla
 	for _, g := range j.Groups {
 		for index := range uint64(g.Count) {
 			place := Placement{Group: g.Name, Index: index, Reasons: []host.Infeasible{}}
-			rec := AllocRecord{ID: "planned", Job: j.ID, Namespace: string(j.Namespace), Index: index, Group: g}
+			rec := AllocRecord{ID: "planned", Job: j.ID, Namespace: j.Namespace, Index: index, Group: g}
 			for _, old := range a.Allocs() {
 				if old.Job == j.ID && old.Group.Name == g.Name && old.Index == index && !old.State.Ended() {
 					rec.ID, place.Alloc = old.ID, old.ID

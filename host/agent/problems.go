@@ -47,8 +47,8 @@ func (p *Problems) Unwrap() (list []error) {
 
 // add adds a problem of a task. Its position is that of the task's Places entry, or else the beginning of the task.
 func (p *Problems) add(t hooks.Task, place string, err error) {
-	at, known := t.Places[place]
-	if !known {
+	at, found := t.Places[place]
+	if !found {
 		at = t.Places[""]
 	}
 	p.List = append(p.List, Problem{at, fmt.Errorf("task %q: %w", t.Name, err)})
@@ -90,7 +90,7 @@ func (p *Problems) checkTask(s taskSpec, d taskdriver.Driver, tryLimits bool) (w
 		return warnings
 	}
 	for i, tpl := range s.templates {
-		if f, known := tpl.knownFile(); known {
+		if f, fixed := tpl.fixedFile(); fixed {
 			if _, err := d.Configure(&taskdriver.Task{Files: []taskdriver.File{f}}, t.Config); err != nil {
 				p.add(t, templatePlace(i), err)
 			}

@@ -21,6 +21,7 @@ func (a *Agent) reconcile(run func(host.AllocID, *alloc)) {
 	if a.Shortage() != "" {
 		a.setShortage(a.checkSpace()) // the shortage may be over, or nothing may wait any more
 	}
+	a.endPauses()
 	byJob := map[string][]*AllocRecord{}
 	for _, r := range a.Allocs() {
 		byJob[r.Job] = append(byJob[r.Job], r)
@@ -65,8 +66,9 @@ func (a *Agent) jobOrder(byJob map[string][]*AllocRecord) []string {
 	})
 }
 
-// reconcileJob reconciles the allocs of one job. The job is nil if it was removed. A commit that fails is no error
-// here: on a full disk a later reconcile repeats it, and any other error ends Run. The caller holds a.writing.
+// reconcileJob reconciles the allocs of one job. The job is nil if it was removed. reconcileJob ignores the errors of
+// commits: on a full disk a later reconcile repeats the change, and any other error ends Run. The caller holds
+// a.writing.
 func (a *Agent) reconcileJob(job *JobRecord, allocs []*AllocRecord) {
 	want := job.wantedNow()
 	if a.drainKnown.Load() && !a.stopsAll() { // else stopRanks stops all allocs
@@ -102,10 +104,13 @@ func (j *JobRecord) wanted() map[slot]string {
 // all lower ranks have ended. Jobs with Discard count as one. unwanted leaves the plugin allocs of a roll to
 // stepRoll.
 func (a *Agent) unwanted(job *JobRecord, allocs []*AllocRecord, want map[slot]string) (ids []host.AllocID) {
-	unwanted := slices.DeleteFunc(slices.Clone(allocs), func(r *AllocRecord) bool {
+	var unwanted []*AllocRecord // those being stopped included
+	for _, r := range allocs {
 		kept := want[r.slot()] == r.Digest || job.isNewInRoll(r) || job.isReplacedInRoll(r)
-		return r.State.Ended() || kept && !r.Stop
-	})
+		if !r.State.Ended() && (r.Stop || !kept) {
+			unwanted = append(unwanted, r)
+		}
+	}
 	lowest := lastRank
 	for _, r := range unwanted {
 		lowest = min(lowest, r.rank())
@@ -145,16 +150,19 @@ func (a *Agent) updateVersions(job *JobRecord, allocs []*AllocRecord, want map[s
 // ending reports whether the alloc ends whatever its tasks do: it was stopped, or has failed, or its leader or all its
 // tasks but the sidecars have ended.
 func (r *AllocRecord) ending() bool {
-	ended := true
+	if r.Stop || r.Failed != "" || r.State == AllocReleasing {
+		return true
+	}
+	mainEnded := true
 	for _, t := range r.Group.Tasks {
 		spec, rec := newTaskSpec(r.JobType, r.Group, t, &Problems{}), r.Tasks[t.Name]
 		dead := rec.State == TaskDead
 		if rec.Failed || dead && spec.leader {
 			return true
 		}
-		ended = ended && (dead || spec.sidecar)
+		mainEnded = mainEnded && (dead || spec.sidecar)
 	}
-	return ended || r.Stop || r.Failed != "" || r.State == AllocReleasing
+	return mainEnded
 }
 
 // stopLocked orders an alloc to end. The caller holds a.writing.
@@ -207,15 +215,13 @@ func (a *Agent) placeRolled(job *JobRecord, allocs []*AllocRecord) {
 		return
 	}
 	groups := pluginGroups(job.Next)
-	begun, old := map[slot]bool{}, map[slot]bool{}
+	taken := map[slot]bool{}
 	for _, r := range allocs {
-		if job.isNewInRoll(r) {
-			begun[r.slot()] = true
-		} else if !r.State.Ended() && stopsFirst(groups[r.Group.Name]) {
-			old[r.slot()] = true
+		if job.isNewInRoll(r) || !r.State.Ended() && stopsFirst(groups[r.Group.Name]) {
+			taken[r.slot()] = true
 		}
 	}
-	a.place(job.Next, func(s slot) bool { return rolling[s] != "" && !begun[s] && !old[s] })
+	a.place(job.Next, func(s slot) bool { return rolling[s] != "" && !taken[s] })
 }
 
 // place creates allocs for the slots of a job for which empty returns true.
@@ -279,7 +285,7 @@ func (j *JobRecord) refillsSlot(r *AllocRecord) bool {
 	for ; j != nil && !j.Stopped && r.Stop; j = j.Next {
 		for _, g := range j.Job.Groups {
 			if g.Name == r.Group.Name && r.Index < uint64(g.Count) && !j.keepsSlot(&ended) &&
-				digestOf(j.Job.Type, string(j.Job.Namespace), g, 0) == digestOf(r.JobType, r.Namespace, r.Group, 0) {
+				digestOf(j.Job.Type, j.Job.Namespace, g, 0) == digestOf(r.JobType, r.Namespace, r.Group, 0) {
 				return true
 			}
 		}

@@ -45,7 +45,7 @@ type JobRecord struct {
 	Roll   *Roll             `json:"roll,omitempty"`   // the last one
 	Rolled map[string]uint64 `json:"rolled,omitempty"` // by group: how often its plugins were rolled without a change
 
-	// digests caches the digest of each rolledGroup. All copies of the record share the cache. nil: no cache.
+	// digests caches digests of groups, by rolledGroup. All copies of the record share the cache. nil: no cache.
 	digests *sync.Map
 }
 
@@ -74,7 +74,7 @@ type AllocRecord struct {
 	JobName    string                        `json:"job_name"`
 	JobType    string                        `json:"job_type"`
 	JobMeta    map[string]string             `json:"job_meta,omitempty"`
-	Namespace  string                        `json:"namespace"`
+	Namespace  registry.Namespace            `json:"namespace"`
 	TextDigest string                        `json:"text_digest"` // of the job text
 	Group      hooks.Group                   `json:"group"`
 	Digest     string                        `json:"digest"` // changes if and only if the alloc must be replaced
@@ -218,7 +218,7 @@ func (r *AllocRecord) task(name host.TaskName) hooks.Task {
 // allocGroup returns the alloc as an argument for host.Host.
 func (r *AllocRecord) allocGroup(isolated func(driver string) bool) host.AllocGroup {
 	g := host.AllocGroup{
-		Alloc: r.ID, Job: r.Job, Group: r.Group.Name, Namespace: namespaceOf(r.Namespace), Index: r.Index,
+		Alloc: r.ID, Job: r.Job, Group: r.Group.Name, Namespace: orDefault(r.Namespace), Index: r.Index,
 		Sealed: r.Group.Sealed, Isolated: map[string]bool{},
 	}
 	for _, t := range r.Group.Tasks {
@@ -253,6 +253,10 @@ func (r *AllocRecord) allTasksDead() bool {
 		}
 	}
 	return true
+}
+
+func (r *AllocRecord) taskKey(name host.TaskName) host.TaskKey {
+	return host.TaskKey{Alloc: r.ID, Task: name}
 }
 
 // outcome returns the final state of an alloc whose tasks have ended, and the reason of a failure.
@@ -293,8 +297,7 @@ func newAllocRecord(j *JobRecord, g hooks.Group, index uint64) *AllocRecord {
 	_ = taskdriver.Decode("job", j.Job.Rest, &rest) // checked when the job was submitted
 	r := &AllocRecord{
 		ID: host.AllocID(uuid.NewString()), Job: j.Job.ID, JobName: cmp.Or(rest.Name, j.Job.ID), JobType: j.Job.Type,
-		JobMeta: mergeMeta(rest.Meta), Namespace: string(namespaceOf(string(j.Job.Namespace))),
-		TextDigest: j.Job.Digest, Group: g,
+		JobMeta: mergeMeta(rest.Meta), Namespace: orDefault(j.Job.Namespace), TextDigest: j.Job.Digest, Group: g,
 		Digest: groupDigest(j, g), Version: j.Version, Index: index, State: AllocPending, Created: time.Now().UTC(),
 		Tasks: map[host.TaskName]*TaskRecord{},
 	}
@@ -304,9 +307,7 @@ func newAllocRecord(j *JobRecord, g hooks.Group, index uint64) *AllocRecord {
 	return r
 }
 
-func namespaceOf(s string) registry.Namespace {
-	return registry.Namespace(cmp.Or(s, string(registry.DefaultNamespace)))
-}
+func orDefault(n registry.Namespace) registry.Namespace { return cmp.Or(n, registry.DefaultNamespace) }
 
 // rolledGroup names a group and the number of its rolls.
 type rolledGroup struct {
@@ -323,16 +324,16 @@ func groupDigest(j *JobRecord, g hooks.Group) string {
 			return digest.(string)
 		}
 	}
-	digest := digestOf(j.Job.Type, string(j.Job.Namespace), g, key.rolled)
+	digest := digestOf(j.Job.Type, j.Job.Namespace, g, key.rolled)
 	if j.digests != nil {
 		j.digests.Store(key, digest)
 	}
 	return digest
 }
 
-func digestOf(jobType, namespace string, g hooks.Group, rolled uint64) string {
+func digestOf(jobType string, namespace registry.Namespace, g hooks.Group, rolled uint64) string {
 	g.Count = 0
-	parts := []any{jobType, namespaceOf(namespace), g}
+	parts := []any{jobType, orDefault(namespace), g}
 	if rolled > 0 {
 		parts = append(parts, rolled)
 	}

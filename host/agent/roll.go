@@ -92,8 +92,8 @@ func (j *JobRecord) isNewInRoll(r *AllocRecord) bool {
 		j.rollSlots()[r.slot()] == r.Digest
 }
 
-// isReplacedInRoll reports whether a roll keeps this plugin alloc until nothing needs it: the job wants another digest
-// in its slot, of a group that runs all plugins of the alloc.
+// isReplacedInRoll reports whether a roll replaces this plugin alloc, and keeps it until nothing needs it. In the
+// alloc's slot, the job wants another digest, of a group that runs all plugins of the alloc.
 func (j *JobRecord) isReplacedInRoll(r *AllocRecord) bool {
 	if j == nil || !j.rollOpen() || r.Job != j.Job.ID || r.State.Ended() || j.isNewInRoll(r) {
 		return false
@@ -150,23 +150,23 @@ func (a *Agent) followRolls(ctx context.Context, s Storage) {
 			continue
 		}
 		for _, job := range open {
-			id := job.Job.ID
-			why := ""
+			text := ""
 			if err := a.stepRoll(ctx, s, job); err != nil && ctx.Err() == nil {
-				why = err.Error()
+				text = err.Error()
 			}
-			if why != "" && why != logged[id] {
-				a.log.Warn("cannot continue the roll of a job's plugins yet", "job", id, "error", why)
+			id := job.Job.ID
+			if text != "" && text != logged[id] {
+				a.log.Warn("cannot continue the roll of a job's plugins yet", "job", id, "error", text)
 			}
-			logged[id] = why
+			logged[id] = text
 		}
 		sleep(ctx, rollInterval, nil)
 	}
 }
 
 // stepRoll does what is possible now in the roll of one job. First it makes healthy wanted tasks active. If they are
-// active already, it decides whether the job takes its next version, stops old allocs that nothing needs any more, and
-// records the end of the roll. was is the record that the caller read before.
+// active already, it decides whether the job takes its next version. In a later step it stops old allocs that nothing
+// needs any more, and records the end of the roll. was is the record that the caller read before.
 func (a *Agent) stepRoll(ctx context.Context, s Storage, was *JobRecord) error {
 	id := was.Job.ID
 	job := a.job(id)
@@ -179,7 +179,7 @@ func (a *Agent) stepRoll(ctx context.Context, s Storage, was *JobRecord) error {
 			plugins = append(plugins, r.Plugins()...)
 		}
 	}
-	tasks, err := pluginTasks(ctx, s, plugins)
+	tasks, err := listPluginTasks(ctx, s, plugins)
 	if err != nil {
 		return err
 	}
@@ -191,18 +191,18 @@ func (a *Agent) stepRoll(ctx context.Context, s Storage, was *JobRecord) error {
 	if job = a.jobs[id]; job == nil || !job.rollOpen() || a.stopsAll() {
 		return nil
 	}
-	// Do not stop old allocs in the step of the decision: a call that was sent before the new instances were active may
-	// only now begin.
-	if job.Next == nil && was.Next != nil { // the step of another job has made the decision
-		return nil
+	// Old allocs are stopped in a later step than that of the decision: a call that was sent before the new instances
+	// were active may only now begin.
+	if job.Next == nil && was.Next != nil {
+		return nil // the step of another job has just made the decision
 	}
 	if job.Next != nil {
 		if decided, err := a.decideRoll(job, tasks); err != nil || decided {
 			return err
 		}
 	}
-	open, err := a.stopReplaced(job, tasks)
-	if err != nil || open || job.Next != nil {
+	remain, err := a.stopReplaced(job, tasks)
+	if err != nil || remain || job.Next != nil {
 		return err
 	}
 	next, roll := *job, *job.Roll
@@ -214,31 +214,34 @@ func (a *Agent) stepRoll(ctx context.Context, s Storage, was *JobRecord) error {
 // a failed roll. It may also have been registered last because the shim's records were lost. Mounts stay with the
 // processes that serve them. preferWanted reports whether it has changed anything.
 func (a *Agent) preferWanted(
-	ctx context.Context, s Storage, job *JobRecord, tasks map[host.TaskKey]host.PluginTask,
+	ctx context.Context, s Storage, job *JobRecord, tasks pluginTasks,
 ) (preferred bool, err error) {
-	replaced, wanted := map[slot][]host.PluginID{}, job.wantedNow()
+	replaced := map[slot][]host.PluginID{} // with an active task in a replaced alloc
 	for _, r := range a.Allocs() {
 		for _, t := range r.Group.Tasks {
-			if job.isReplacedInRoll(r) && tasks[host.TaskKey{Alloc: r.ID, Task: t.Name}].Active {
+			if job.isReplacedInRoll(r) && tasks[r.taskKey(t.Name)].Active {
 				replaced[r.slot()] = append(replaced[r.slot()], t.Plugin)
 			}
 		}
 	}
+	wanted := job.wantedNow()
 	for _, r := range a.Allocs() {
 		if r.Job != job.Job.ID || r.State.Ended() || r.Stop || wanted[r.slot()] != r.Digest {
 			continue
 		}
 		for _, t := range r.Group.Tasks {
-			k := host.TaskKey{Alloc: r.ID, Task: t.Name}
+			k := r.taskKey(t.Name)
 			use := tasks[k]
 			if !slices.Contains(replaced[r.slot()], t.Plugin) || !use.Healthy || use.Active {
 				continue
 			}
 			err := s.PreferTask(ctx, k, use.Attempt)
-			if err != nil && !errors.Is(err, registry.ErrUnsupported) { // an older shim does not support it
+			switch {
+			case err == nil:
+				preferred = true
+			case !errors.Is(err, registry.ErrUnsupported): // an older shim does not support it
 				return preferred, fmt.Errorf("prefer the wanted instance of plugin %s: %w", t.Plugin, err)
 			}
-			preferred = preferred || err == nil
 		}
 	}
 	return preferred, nil
@@ -247,7 +250,7 @@ func (a *Agent) preferWanted(
 // decideRoll gives the job its next version once all new plugin allocs are healthy, its own and those of the jobs that
 // are rolled with it. If one of them has failed, all these jobs keep their version. decided is false if it is too
 // early.
-func (a *Agent) decideRoll(job *JobRecord, tasks map[host.TaskKey]host.PluginTask) (decided bool, err error) {
+func (a *Agent) decideRoll(job *JobRecord, tasks pluginTasks) (decided bool, err error) {
 	together := []*JobRecord{job}
 	for _, id := range job.Roll.Jobs {
 		other := a.jobs[id]
@@ -256,12 +259,12 @@ func (a *Agent) decideRoll(job *JobRecord, tasks map[host.TaskKey]host.PluginTas
 			together = append(together, other)
 		}
 	}
-	healthy, failed := true, ""
+	allHealthy, failed := true, ""
 	for _, j := range together {
-		ready, why := a.newAllocsHealthy(j, tasks)
-		healthy, failed = healthy && ready, cmp.Or(failed, why)
+		healthy, why := a.newAllocsHealthy(j, tasks)
+		allHealthy, failed = allHealthy && healthy, cmp.Or(failed, why)
 	}
-	if failed == "" && !healthy {
+	if failed == "" && !allHealthy {
 		return false, nil
 	}
 	var next []*JobRecord
@@ -279,7 +282,7 @@ func (a *Agent) decideRoll(job *JobRecord, tasks map[host.TaskKey]host.PluginTas
 
 // newAllocsHealthy reports whether all new plugin allocs of the job's roll are healthy. failed says why one of them has
 // failed.
-func (a *Agent) newAllocsHealthy(job *JobRecord, tasks map[host.TaskKey]host.PluginTask) (healthy bool, failed string) {
+func (a *Agent) newAllocsHealthy(job *JobRecord, tasks pluginTasks) (healthy bool, failed string) {
 	newest := map[slot]*AllocRecord{}
 	for _, r := range a.Allocs() {
 		if job.isNewInRoll(r) {
@@ -297,7 +300,7 @@ func (a *Agent) newAllocsHealthy(job *JobRecord, tasks map[host.TaskKey]host.Plu
 			return false, fmt.Sprintf("%s: %s", a.describeAlloc(r.ID), cmp.Or(r.Reason, r.Failed, string(r.State)))
 		}
 		for _, t := range r.Group.Tasks {
-			healthy = healthy && (len(t.Sealed) == 0 || tasks[host.TaskKey{Alloc: r.ID, Task: t.Name}].Healthy)
+			healthy = healthy && (len(t.Sealed) == 0 || tasks[r.taskKey(t.Name)].Healthy)
 		}
 	}
 	return healthy, ""
@@ -305,15 +308,15 @@ func (a *Agent) newAllocsHealthy(job *JobRecord, tasks map[host.TaskKey]host.Plu
 
 // stopReplaced stops the replaced plugin allocs of the job that nothing needs any more. For the others it records why
 // they are kept, and with Roll.Drain it stops the users of their mounts. It ends pauses of slots whose volume none of
-// them serves any more. open reports whether any of them remains.
-func (a *Agent) stopReplaced(job *JobRecord, tasks map[host.TaskKey]host.PluginTask) (open bool, err error) {
-	serves := map[registry.VolumeName]bool{}
+// them serves any more. remain reports whether it has kept any replaced alloc.
+func (a *Agent) stopReplaced(job *JobRecord, tasks pluginTasks) (remain bool, err error) {
+	served := map[registry.VolumeName]bool{}
 	for _, r := range a.Allocs() {
 		if r.Stop || !job.isReplacedInRoll(r) {
 			continue
 		}
 		for _, v := range servedVolumes(r, tasks) {
-			serves[v.Volume] = true
+			served[v.Volume] = true
 		}
 		why := a.whyNeeded(job, r, tasks)
 		if why == "" {
@@ -322,7 +325,7 @@ func (a *Agent) stopReplaced(job *JobRecord, tasks map[host.TaskKey]host.PluginT
 			}
 			continue
 		}
-		open = true
+		remain = true
 		if r.Reason != why {
 			if err := a.updateLocked(r.ID, func(r *AllocRecord) { r.Reason = why; r.note("", "%s", why) }); err != nil {
 				return true, err
@@ -335,12 +338,12 @@ func (a *Agent) stopReplaced(job *JobRecord, tasks map[host.TaskKey]host.PluginT
 		}
 	}
 	for p := range a.paused {
-		if p.by == job.Job.ID && !serves[p.volume] {
+		if p.by == job.Job.ID && !served[p.volume] {
 			a.setPaused(p, false)
 			a.wakeRun()
 		}
 	}
-	return open, nil
+	return remain, nil
 }
 
 // isOld reports whether r, which a roll replaces, is older than the alloc that the job wants in its slot. If it is not,
@@ -354,9 +357,9 @@ func (a *Agent) isOld(job *JobRecord, r *AllocRecord) bool {
 }
 
 // servedVolumes returns the volumes with mounts that are served by processes of the alloc.
-func servedVolumes(r *AllocRecord, tasks map[host.TaskKey]host.PluginTask) (volumes []registry.ServedVolume) {
+func servedVolumes(r *AllocRecord, tasks pluginTasks) (volumes []registry.ServedVolume) {
 	for _, t := range r.Group.Tasks {
-		volumes = append(volumes, tasks[host.TaskKey{Alloc: r.ID, Task: t.Name}].Volumes...)
+		volumes = append(volumes, tasks[r.taskKey(t.Name)].Volumes...)
 	}
 	return volumes
 }
@@ -392,17 +395,24 @@ func (a *Agent) DescribePaused(job string) string {
 	return ""
 }
 
-// isPaused reports whether a slot is paused. It ends the pauses of a roll that has ended, or whose job was stopped or
-// removed. The caller holds a.writing.
+// isPaused reports whether a slot is paused. The caller holds a.writing.
 func (a *Agent) isPaused(job string, s slot) bool {
 	for p := range a.paused {
-		if by := a.jobs[p.by]; by == nil || !by.rollOpen() {
-			a.setPaused(p, false)
-		} else if p.job == job && p.slot == s {
+		if p.job == job && p.slot == s {
 			return true
 		}
 	}
 	return false
+}
+
+// endPauses ends the pauses of each roll that has ended, or whose job was stopped or removed. The caller holds
+// a.writing.
+func (a *Agent) endPauses() {
+	for p := range a.paused {
+		if by := a.jobs[p.by]; by == nil || !by.rollOpen() {
+			a.setPaused(p, false)
+		}
+	}
 }
 
 // slowRoll is the duration after which the reason for keeping an old alloc also says how to stop it.
@@ -411,26 +421,27 @@ const slowRoll = 5 * time.Minute
 // whyNeeded returns why a replaced alloc is still needed, or "" if it is not. In a failed roll, calls do not keep the
 // active new alloc, because new calls would keep it for ever. When it is stopped, its calls are cut off and sent again.
 // With Roll.Force neither calls nor mounts keep an alloc.
-func (a *Agent) whyNeeded(job *JobRecord, r *AllocRecord, tasks map[host.TaskKey]host.PluginTask) (why string) {
+func (a *Agent) whyNeeded(job *JobRecord, r *AllocRecord, tasks pluginTasks) (why string) {
 	old := a.isOld(job, r)
 	for _, t := range r.Group.Tasks {
-		use := tasks[host.TaskKey{Alloc: r.ID, Task: t.Name}]
-		calls := ""
+		use := tasks[r.taskKey(t.Name)]
 		switch {
 		case use.Active && old:
 			return fmt.Sprintf("kept: no newer instance of plugin %s is healthy", t.Plugin)
 		case use.Active || job.Roll.Force: // calls keep nothing
+			continue
 		case len(use.Open) > 0:
 			c := use.Open[0]
-			calls = fmt.Sprintf("kept until %s of volume %s, sent at %s, has ended", c.RPC, c.Volume,
+			why = fmt.Sprintf("kept until %s of volume %s, sent at %s, has ended", c.RPC, c.Volume,
 				c.Since.UTC().Format(time.RFC3339))
 		case use.Calls > 0:
-			calls = "kept until its calls have ended"
+			why = "kept until its calls have ended"
+		default:
+			continue
 		}
-		if calls != "" && time.Since(job.Roll.Began) > slowRoll {
-			calls += "; to stop it now: " + display.Command("holdfast plugin roll --force", string(t.Plugin))
+		if time.Since(job.Roll.Began) > slowRoll {
+			why += "; to stop it now: " + display.Command("holdfast plugin roll --force", string(t.Plugin))
 		}
-		why = cmp.Or(calls, why)
 	}
 	if list := servedVolumes(r, tasks); why == "" && len(list) > 0 && !job.Roll.Force {
 		why = "kept: its process serves " + a.describeServed(list)
@@ -440,7 +451,7 @@ func (a *Agent) whyNeeded(job *JobRecord, r *AllocRecord, tasks map[host.TaskKey
 
 // restartUsers stops the allocs that use mounts of the alloc's processes. New allocs take their slots once the mounts
 // are gone. It does not stop plugin allocs, because their own processes may serve mounts.
-func (a *Agent) restartUsers(job *JobRecord, r *AllocRecord, tasks map[host.TaskKey]host.PluginTask) error {
+func (a *Agent) restartUsers(job *JobRecord, r *AllocRecord, tasks pluginTasks) error {
 	for _, v := range servedVolumes(r, tasks) {
 		for _, id := range v.Allocs {
 			user := a.record(id)

@@ -188,12 +188,12 @@ func (a *Agent) checkStopFirst(ctx context.Context, job *JobRecord, s Lister) er
 		if r.Job != job.Job.ID || r.State.Ended() || rolling[r.slot()] == "" || !stopsFirst(groups[r.Group.Name]) {
 			continue
 		}
-		tasks, err := pluginTasks(ctx, s, r.Plugins())
+		tasks, err := listPluginTasks(ctx, s, r.Plugins())
 		if err != nil {
 			return err
 		}
 		for _, t := range r.Group.Tasks {
-			if served := tasks[host.TaskKey{Alloc: r.ID, Task: t.Name}].Volumes; len(served) > 0 {
+			if served := tasks[r.taskKey(t.Name)].Volumes; len(served) > 0 {
 				return registry.Errorf(registry.ErrConflict, "a process of plugin %q serves %s, and it is stopped "+
 					"before the new instance starts (roll = %q); stop these users first, or use --force",
 					t.Plugin, a.describeServed(served), hooks.RollStopFirst)
@@ -220,9 +220,12 @@ func (a *Agent) describeServed(served []registry.ServedVolume) string {
 	return strings.Join(texts, ", ")
 }
 
-// pluginTasks returns the tasks of plugins by their keys.
-func pluginTasks(ctx context.Context, s Lister, ids []host.PluginID) (map[host.TaskKey]host.PluginTask, error) {
-	out := map[host.TaskKey]host.PluginTask{}
+// pluginTasks are tasks of plugins, with what is needed of each: its calls, and the volumes that its process serves.
+type pluginTasks map[host.TaskKey]host.PluginTask
+
+// listPluginTasks asks the shim for the tasks of plugins.
+func listPluginTasks(ctx context.Context, s Lister, ids []host.PluginID) (pluginTasks, error) {
+	out := pluginTasks{}
 	slices.Sort(ids)
 	for _, id := range slices.Compact(ids) {
 		list, _, err := s.Plugins(ctx, host.PluginQuery{Plugin: id})

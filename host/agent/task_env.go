@@ -48,7 +48,7 @@ func nomadEnv(r *AllocRecord, t taskSpec, d dirs, isolated bool) map[string]stri
 		"NOMAD_ALLOC_NAME": fmt.Sprintf("%s.%s[%d]", r.JobName, r.Group.Name, r.Index),
 		"NOMAD_TASK_NAME":  string(t.Name),
 		"NOMAD_GROUP_NAME": r.Group.Name, "NOMAD_JOB_ID": r.Job, "NOMAD_JOB_NAME": r.JobName,
-		"NOMAD_NAMESPACE": r.Namespace, "NOMAD_DC": "dc1", "NOMAD_REGION": "global",
+		"NOMAD_NAMESPACE": string(r.Namespace), "NOMAD_DC": "dc1", "NOMAD_REGION": "global",
 		"NOMAD_TASK_DIR": d.local(t.Name), "NOMAD_ALLOC_DIR": d.shared(),
 		"NOMAD_SECRETS_DIR": filepath.Join(d.task(t.Name), "secrets"),
 	}
@@ -86,22 +86,19 @@ func checkVariables(env map[string]string) error {
 
 // driverTask returns one attempt of a task as an argument for a driver. It renders the task's templates, which may read
 // files.
-func (n Node) driverTask(ctx context.Context, r *AllocRecord, t taskSpec, number uint64, plan hooks.Plan, root string,
+func (n Node) driverTask(ctx context.Context, r *AllocRecord, t taskSpec, attempt uint64, plan hooks.Plan, d dirs,
 	driver taskdriver.Driver) (taskdriver.Task, error) {
-	d := dirs{root}
 	env := nomadEnv(r, t, d, driver.Isolated())
-	known := n.attributes()
-	maps.Copy(known, env)
+	references := n.attributes() // the values of references such as ${NAME}
+	maps.Copy(references, env)
 	for _, e := range plan.Env {
-		if _, set := t.Env[e.Name]; !set || !e.Default {
-			known[e.Name] = e.Value
-		}
+		references[e.Name] = e.Value
 	}
 	for name, v := range t.Env {
-		env[name] = hooks.Expand(v, known)
+		env[name] = hooks.Expand(v, references)
 	}
-	maps.Copy(known, env)
-	files, err := renderTemplates(ctx, t.templates, env, known)
+	maps.Copy(references, env)
+	files, err := renderTemplates(ctx, t.templates, env, references)
 	if err == nil {
 		err = checkVariables(env)
 	}
@@ -109,14 +106,14 @@ func (n Node) driverTask(ctx context.Context, r *AllocRecord, t taskSpec, number
 		return taskdriver.Task{}, err
 	}
 	out := taskdriver.Task{
-		ID: attemptID(r.ID, t.Name, number), Dir: d.task(t.Name), Alloc: d.shared(),
-		User: hooks.Expand(t.user, known), Plan: plan, KillGrace: t.grace,
+		ID: attemptID(r.ID, t.Name, attempt), Dir: d.task(t.Name), Alloc: d.shared(),
+		User: hooks.Expand(t.user, references), Plan: plan, KillGrace: t.grace,
 		LogFiles: t.logFiles, LogSize: t.logSize, Resources: t.resources, Files: files,
 	}
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		out.Env = append(out.Env, name+"="+env[name])
 	}
-	config, err := expandConfig(t.Config, known)
+	config, err := expandConfig(t.Config, references)
 	if err == nil {
 		_, err = driver.Configure(&out, config)
 	}

@@ -27,7 +27,7 @@ type taskRunner struct {
 
 func (t *taskRunner) state() TaskRecord { return *t.record().Tasks[t.spec.Name] }
 
-func (t *taskRunner) key() host.TaskKey { return host.TaskKey{Alloc: t.id, Task: t.spec.Name} }
+func (t *taskRunner) key() host.TaskKey { return t.record().taskKey(t.spec.Name) }
 
 func (t *taskRunner) isPlugin() bool { return len(t.spec.Sealed) > 0 }
 
@@ -120,14 +120,13 @@ func (t *taskRunner) resume(ctx, stop context.Context) (*taskdriver.Handle, erro
 			t.a.requestRestart(t.key(), registry.RestartRequest{Attempt: rec.Attempt, Cause: causeOperator})
 		}
 	case TaskStarting:
-		found, ok, err := t.a.config.Find(ctx, t.a.dirs(t.id).task(t.spec.Name))
-		if err != nil {
+		var err error
+		if handle, err = t.a.findStarted(ctx, t.id, t.spec.Name, rec.Attempt); err != nil {
 			return nil, err
 		}
-		if !ok || found.ID != attemptID(t.id, t.spec.Name, rec.Attempt) {
+		if handle == nil {
 			return nil, t.handleReboot(ctx, stop)
 		}
-		handle = &found
 	default:
 		return nil, nil
 	}
@@ -136,7 +135,11 @@ func (t *taskRunner) resume(ctx, stop context.Context) (*taskdriver.Handle, erro
 		if rec.State == TaskStarting { // the earlier agent died before it recorded the start
 			rec.State, rec.Handle, rec.Reason = TaskRunning, handle, "" // Since stays: the attempt began then
 		}
-		r.note(t.spec.Name, "adopted%s", strings.TrimSuffix(fmt.Sprintf(" (pid %d)", handle.TaskPID), " (pid 0)"))
+		pid := ""
+		if handle.TaskPID != 0 {
+			pid = fmt.Sprintf(" (pid %d)", handle.TaskPID)
+		}
+		r.note(t.spec.Name, "adopted%s", pid)
 	})
 }
 
@@ -179,22 +182,9 @@ func (t *taskRunner) start(ctx, stop context.Context) (*taskdriver.Handle, error
 	}
 	t.begun = false
 	attempt := t.state().Attempt
-	plan, err := t.plan(stop, attempt)
+	h, err := t.tryStart(ctx, stop, attempt)
 	if err == nil {
-		var task taskdriver.Task
-		task, err = t.a.node.driverTask(stop, t.record(), t.spec, attempt, plan, t.a.dirs(t.id).root, t.driver)
-		if err != nil && stop.Err() != nil {
-			err = context.Cause(stop) // stop ended while a template's file was read
-		}
-		if err == nil {
-			err = t.prepare(stop, task)
-		}
-		if err == nil {
-			var h taskdriver.Handle
-			if h, err = t.driver.Start(ctx, task); err == nil {
-				return &h, t.handleStart(ctx, attempt, h)
-			}
-		}
+		return &h, t.handleStart(ctx, attempt, h)
 	}
 	if ctx.Err() != nil || errors.Is(err, errStop) {
 		return nil, err
@@ -210,6 +200,25 @@ func (t *taskRunner) start(ctx, stop context.Context) (*taskdriver.Handle, error
 	return nil, t.applyRestartPolicy(ctx, exit, isPermanent(err) || errors.Is(err, registry.ErrNotFound), why)
 }
 
+// tryStart prepares and starts an attempt. When stop ends, it ends the preparation, but not a start that has begun.
+func (t *taskRunner) tryStart(ctx, stop context.Context, attempt uint64) (h taskdriver.Handle, err error) {
+	plan, err := t.plan(stop, attempt)
+	if err != nil {
+		return h, err
+	}
+	task, err := t.a.node.driverTask(stop, t.record(), t.spec, attempt, plan, t.a.dirs(t.id), t.driver)
+	if err == nil {
+		err = t.prepare(stop, task)
+	}
+	if err != nil && stop.Err() != nil {
+		return h, context.Cause(stop)
+	}
+	if err != nil {
+		return h, err
+	}
+	return t.driver.Start(ctx, task)
+}
+
 // prepare makes the driver's preparations for a start. It shows their progress as the task's reason, and puts the first
 // line into a note.
 func (t *taskRunner) prepare(stop context.Context, task taskdriver.Task) error {
@@ -217,20 +226,17 @@ func (t *taskRunner) prepare(stop context.Context, task taskdriver.Task) error {
 	if !needed {
 		return nil
 	}
-	var failed error
-	noted := false
+	var setErr error
+	isFirst := true
 	err := driver.Prepare(stop, task, func(text string) {
-		note := text
-		if noted {
-			note = ""
+		note := ""
+		if isFirst {
+			note = text
 		}
-		noted = true
-		failed = errors.Join(failed, t.set(note, func(r *TaskRecord) { r.Reason = text }))
+		isFirst = false
+		setErr = errors.Join(setErr, t.set(note, func(r *TaskRecord) { r.Reason = text }))
 	})
-	if stop.Err() != nil && err != nil {
-		err = context.Cause(stop)
-	}
-	return errors.Join(err, failed)
+	return errors.Join(err, setErr)
 }
 
 // retryStart schedules another attempt after a full disk or an engine that does not answer. Neither is a failure of the
@@ -282,16 +288,16 @@ func (t *taskRunner) handleStart(ctx context.Context, attempt uint64, h taskdriv
 	if err != nil {
 		return err
 	}
-	about := []string{fmt.Sprintf("pid %d", h.TaskPID)}
-	if h.TaskPID == 0 {
-		about = nil // the container has ended already
+	var details []string
+	if h.TaskPID != 0 { // else the container has ended already
+		details = append(details, fmt.Sprintf("pid %d", h.TaskPID))
 	}
 	if attempt > 1 {
-		about = append(about, fmt.Sprintf("attempt %d", attempt))
+		details = append(details, fmt.Sprintf("attempt %d", attempt))
 	}
 	note := "started"
-	if len(about) > 0 {
-		note += " (" + strings.Join(about, ", ") + ")"
+	if len(details) > 0 {
+		note += " (" + strings.Join(details, ", ") + ")"
 	}
 	running := func(r *TaskRecord) {
 		r.State, r.Handle, r.Started, r.Reason = TaskRunning, &h, host.BootTime{Boot: boot, At: proc.BootTime()}, ""
@@ -299,11 +305,11 @@ func (t *taskRunner) handleStart(ctx context.Context, attempt uint64, h taskdriv
 	if !t.isPlugin() {
 		return t.setLater(note, running) // the handle is also in the task's directory, where resume finds it
 	}
-	err = t.set(note, running)
-	if err == nil {
-		t.report(ctx, "start", func(ctx context.Context) error { return t.s.TaskStarted(ctx, t.key(), attempt) })
+	if err := t.set(note, running); err != nil {
+		return err
 	}
-	return err
+	t.report(ctx, "start", func(ctx context.Context) error { return t.s.TaskStarted(ctx, t.key(), attempt) })
+	return nil
 }
 
 // reportTimeout bounds all attempts of one report. If they fail, the shim learns of the change at the next Sync.

@@ -35,7 +35,8 @@ func TestTaskEnvironmentAndArguments(t *testing.T) {
 	r.ID = "11111111-aaaa"
 	s := specOf(t, "service", g, g.Tasks[0])
 	plan := hooks.Plan{Env: []hooks.Env{{Name: "CSI_ENDPOINT", Value: "unix:///csi/csi.sock", Default: true}}}
-	d, err := Node{ID: "n-1", Name: "node1"}.driverTask(t.Context(), r, s, 2, plan, "/state/a", taskdriver.NewExec())
+	d, err := Node{ID: "n-1", Name: "node1"}.driverTask(t.Context(), r, s, 2, plan, dirs{"/state/a"},
+		taskdriver.NewExec())
 	if err != nil || d.ID != "11111111-aaaa-main-2" || d.Command != "/local/run" || d.User != "nobody" ||
 		d.KillGrace.Seconds() != 30 {
 		t.Errorf("%+v", d)
@@ -54,7 +55,7 @@ func TestTaskEnvironmentAndArguments(t *testing.T) {
 	if !slices.Equal(d.Env, want) {
 		t.Errorf("environment:\n%s\nwant:\n%s", strings.Join(d.Env, "\n"), strings.Join(want, "\n"))
 	}
-	raw, err := Node{}.driverTask(t.Context(), r, s, 1, hooks.Plan{}, "/state/a", taskdriver.NewRawExec())
+	raw, err := Node{}.driverTask(t.Context(), r, s, 1, hooks.Plan{}, dirs{"/state/a"}, taskdriver.NewRawExec())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +145,8 @@ func TestKillTimeout(t *testing.T) {
 func TestLogsBlockBoundsLogs(t *testing.T) {
 	s := specOf(t, "service", hooks.Group{}, task("main", `{"logs":[{"max_files":3,"max_file_size":2}]}`))
 	s.Config = json.RawMessage(`{"command":"sh"}`)
-	d, err := Node{}.driverTask(t.Context(), &AllocRecord{ID: "a"}, s, 1, hooks.Plan{}, "/a", taskdriver.NewExec())
+	d, err := Node{}.driverTask(t.Context(), &AllocRecord{ID: "a"}, s, 1, hooks.Plan{}, dirs{"/a"},
+		taskdriver.NewExec())
 	if err != nil || d.LogFiles != 3 || d.LogSize != 2<<20 {
 		t.Errorf("the driver gets %d files of %d bytes, %v", d.LogFiles, d.LogSize, err)
 	}

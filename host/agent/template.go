@@ -79,13 +79,11 @@ func newTemplate(b templateBlock) (t fileTemplate, err error) {
 }
 
 // path returns the destination relative to the task's directory.
-func (t fileTemplate) path(known map[string]string) (string, error) {
-	own := maps.Clone(known)
-	if own == nil {
-		own = map[string]string{}
-	}
-	own["NOMAD_TASK_DIR"], own["NOMAD_SECRETS_DIR"], own["NOMAD_ALLOC_DIR"] = "local", "secrets", "alloc"
-	path := filepath.Clean(strings.TrimLeft(hooks.Expand(t.destination, own), "/"))
+func (t fileTemplate) path(references map[string]string) (string, error) {
+	relative := map[string]string{}
+	maps.Copy(relative, references)
+	relative["NOMAD_TASK_DIR"], relative["NOMAD_SECRETS_DIR"], relative["NOMAD_ALLOC_DIR"] = "local", "secrets", "alloc"
+	path := filepath.Clean(strings.TrimLeft(hooks.Expand(t.destination, relative), "/"))
 	if !filepath.IsLocal(path) {
 		return "", registry.Invalid("template %s: it leads out of the task's directory; write it to local/ or secrets/",
 			t.destination)
@@ -95,7 +93,7 @@ func (t fileTemplate) path(known map[string]string) (string, error) {
 
 // render executes the template. known has the values for env. An error is permanent, unless a file cannot be read.
 func (t fileTemplate) render(ctx context.Context, known map[string]string) (string, error) {
-	out, unreadable := boundedText{of: t.destination}, false
+	out, unreadable := boundedText{destination: t.destination}, false
 	err := t.body.Funcs(template.FuncMap{
 		"env": func(name string) (string, error) {
 			value, set := known[name]
@@ -124,27 +122,28 @@ const maxText = 1 << 20
 
 // boundedText is the text of a template that is being executed. It ends a template that writes in an endless loop.
 type boundedText struct {
-	of   string // its destination
-	text strings.Builder
+	destination string // of the template
+	text        strings.Builder
 }
 
 func (b *boundedText) Write(p []byte) (int, error) {
 	if b.text.Len()+len(p) > maxText {
-		return 0, registry.Invalid("template %s: its text is longer than %d bytes", b.of, maxText)
+		return 0, registry.Invalid("template %s: its text is longer than %d bytes", b.destination, maxText)
 	}
 	return b.text.Write(p)
 }
 
-// renderTemplates adds the variables of templates to env and known, and returns the files.
+// renderTemplates returns the files of templates. It adds the variables of templates to env and to references, for
+// the templates that follow.
 func renderTemplates(
-	ctx context.Context, list []fileTemplate, env, known map[string]string,
+	ctx context.Context, list []fileTemplate, env, references map[string]string,
 ) (files []taskdriver.File, err error) {
 	for _, t := range list {
-		path, err := t.path(known)
+		path, err := t.path(references)
 		if err != nil {
 			return nil, err
 		}
-		text, err := t.render(ctx, known)
+		text, err := t.render(ctx, references)
 		if err != nil {
 			return nil, err
 		}
@@ -155,7 +154,7 @@ func renderTemplates(
 			}
 			maps.Copy(env, vars) // without expansion: a password may contain "${"
 		}
-		maps.Copy(known, env)
+		maps.Copy(references, env)
 		if f := (taskdriver.File{Path: path, Mode: t.mode, Data: []byte(text)}); !t.env || f.Own() {
 			files = append(files, f)
 		}
@@ -167,9 +166,7 @@ func renderTemplates(
 // errors contain no value.
 func variablesOf(text string) (map[string]string, error) {
 	out := map[string]string{}
-	number := 0
-	for line := range strings.Lines(text) {
-		number++
+	for i, line := range strings.Split(text, "\n") {
 		line = strings.TrimSpace(line)
 		if line == "" || line[0] == '#' {
 			continue
@@ -191,16 +188,16 @@ func variablesOf(text string) (map[string]string, error) {
 			value = strings.TrimSpace(value)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("line %d: %v; env = true takes lines such as NAME=value", number, err)
+			return nil, fmt.Errorf("line %d: %v; env = true takes lines such as NAME=value", i+1, err)
 		}
 		out[name] = value
 	}
 	return out, nil
 }
 
-// knownFile returns the file of the template without its text. known is false if the template writes no file, or if the
+// fixedFile returns the file of the template without its text. fixed is false if the template writes no file, or if the
 // destination depends on the alloc.
-func (t fileTemplate) knownFile() (f taskdriver.File, known bool) {
+func (t fileTemplate) fixedFile() (f taskdriver.File, fixed bool) {
 	path, err := t.path(nil)
 	f = taskdriver.File{Path: path}
 	return f, t.destination != "" && err == nil && !strings.Contains(path, "${") && (!t.env || f.Own())

@@ -24,7 +24,7 @@ func attemptOf(t *testing.T, env map[string]string, blocks string) (taskdriver.T
 	if err := wrong.err(); err != nil {
 		return taskdriver.Task{}, err
 	}
-	return Node{ID: "n-1", Name: "node1"}.driverTask(t.Context(), &AllocRecord{ID: "a"}, s, 1, hooks.Plan{}, "/a",
+	return Node{ID: "n-1", Name: "node1"}.driverTask(t.Context(), &AllocRecord{ID: "a"}, s, 1, hooks.Plan{}, dirs{"/a"},
 		taskdriver.NewExec())
 }
 

@@ -48,8 +48,9 @@ func (s *Server) jobView(j *agent.JobRecord, all []*agent.AllocRecord) Job {
 // allocView describes an alloc without its plans and its tasks' configuration, which may hold secrets.
 func allocView(r *agent.AllocRecord) Alloc {
 	out := Alloc{
-		ID: string(r.ID), Job: r.Job, Group: r.Group.Name, Index: r.Index, Version: r.Version, Namespace: r.Namespace,
-		State: r.State, Reason: r.Why(), Next: r.Next, Created: r.Created, Ended: r.Ended, Notes: r.Notes,
+		ID: string(r.ID), Job: r.Job, Group: r.Group.Name, Index: r.Index, Version: r.Version,
+		Namespace: string(r.Namespace), State: r.State, Reason: r.Why(), Next: r.Next, Created: r.Created,
+		Ended: r.Ended, Notes: r.Notes,
 	}
 	for _, t := range r.Group.Tasks {
 		rec := r.Tasks[t.Name]
