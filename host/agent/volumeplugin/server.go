@@ -21,7 +21,6 @@ import (
 // Storage is the part of host.Host that the plugin uses.
 type Storage interface {
 	agent.Volumes
-	Volumes(ctx context.Context, q host.VolumeQuery) ([]host.VolumeStatus, host.Seq, error)
 	CreateVolume(ctx context.Context, s host.VolumeSpec) (host.VolumeStatus, error)
 	RegisterVolume(ctx context.Context, s host.VolumeSpec) (host.VolumeStatus, error)
 	DeleteVolume(ctx context.Context, n host.VolumeName) error
