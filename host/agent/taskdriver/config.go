@@ -147,9 +147,9 @@ type execConfig struct {
 	WorkDir string   `json:"work_dir"`
 }
 
-// Configure reads command, args and work_dir. With TryLimits it warns of limits of the task's resources that this
-// process cannot enforce. Without it, and if the task has no ID because it is only checked, Configure warns of limits
-// that nothing on this machine can enforce.
+// Configure reads command, args and work_dir. With TryLimits it tries the limits of the task's resources, and warns of
+// those that this process cannot enforce. Without TryLimits it warns of limits that nothing on this machine can
+// enforce, but only if the task has no ID: it is then being checked, not started.
 func (r runner) Configure(t *Task, config json.RawMessage) (warnings []string, err error) {
 	var c execConfig
 	if err := Decode("config", config, &c); err != nil {

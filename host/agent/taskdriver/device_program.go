@@ -72,7 +72,10 @@ func (p devicePolicy) program() asm.Instructions {
 
 // instructions returns code that allows the access if the rule allows all of it, and otherwise jumps to next.
 func (r deviceRule) instructions(label, next string) asm.Instructions {
-	deviceType := map[bool]int32{true: unix.BPF_DEVCG_DEV_BLOCK, false: unix.BPF_DEVCG_DEV_CHAR}[r.block]
+	deviceType := int32(unix.BPF_DEVCG_DEV_CHAR)
+	if r.block {
+		deviceType = unix.BPF_DEVCG_DEV_BLOCK
+	}
 	out := asm.Instructions{asm.JNE.Imm(regType, deviceType, next).WithSymbol(label)}
 	if r.major != anyNumber {
 		out = append(out, asm.JNE.Imm(regMajor, int32(r.major), next))

@@ -67,16 +67,12 @@ func (n numbers) covers(o numbers) bool {
 
 // String returns the syntax of devices.allow in a version 1 cgroup.
 func (n numbers) String() string {
-	text := map[bool]string{true: "b", false: "c"}[n.block]
-	for i, number := range []int64{n.major, n.minor} {
-		text += []string{" ", ":"}[i]
-		if number == anyNumber {
-			text += "*"
-		} else {
-			text += strconv.FormatInt(number, 10)
-		}
+	kind := "c"
+	if n.block {
+		kind = "b"
 	}
-	return text
+	text := fmt.Sprintf("%s %d:%d", kind, n.major, n.minor)
+	return strings.ReplaceAll(text, strconv.Itoa(anyNumber), "*")
 }
 
 // deviceRule allows access to devices.
@@ -153,14 +149,14 @@ func planDevices(devices []hooks.Device) ([]deviceRule, error) {
 		n, err := mount.NumberOf(d.Source)
 		if err != nil {
 			return nil, registry.Invalid("device %s at %s: %w; check its plugin, and restart the alloc to publish "+
-				"the volume again",
-				d.Source, d.Target, err)
+				"the volume again", d.Source, d.Target, err)
 		}
 		rules = append(rules, deviceRule{numbers{n.Block, int64(n.Major), int64(n.Minor)}, a})
 	}
 	return rules, nil
 }
 
+// planRules returns the device rules of the plan, in their order.
 func planRules(list []hooks.DeviceRule) ([]deviceRule, error) {
 	var rules []deviceRule
 	for _, r := range list {
@@ -171,8 +167,7 @@ func planRules(list []hooks.DeviceRule) ([]deviceRule, error) {
 		n := numbers{r.Type == "b", max(r.Major, anyNumber), max(r.Minor, anyNumber)}
 		if r.Type != "b" && r.Type != "c" || n.major > maxMajor || n.minor > maxMinor {
 			return nil, registry.Invalid("device rule %+v: use type \"b\" or \"c\", a major number up to %d and a "+
-				"minor number up to %d, or -1 for any",
-				r, maxMajor, maxMinor)
+				"minor number up to %d, or -1 for any", r, maxMajor, maxMinor)
 		}
 		rules = append(rules, deviceRule{n, a})
 	}
@@ -191,19 +186,24 @@ func mergeRules(rules []deviceRule) (out []deviceRule) {
 	return out
 }
 
-// checkConflict returns an error if the plan denies an access to the device here, but allows it elsewhere: by another
-// rule, or by the host's /dev. The kernel identifies a device only by its number, and so cannot tell these apart.
+// checkConflict returns an error if the plan denies an access to device d, whose rule is want, but allows it elsewhere:
+// by another rule, or by the host's /dev. The kernel identifies a device only by its number, and so cannot tell these
+// apart.
 func (p devicePolicy) checkConflict(d hooks.Device, want deviceRule, hostDevices bool) error {
 	if want.denied() == 0 {
 		return nil
 	}
-	other := "the host's /dev"
-	all := slices.Concat(p.rules, p.defaults)
-	i := slices.IndexFunc(all, func(r deviceRule) bool { return r.covers(want.numbers) && r.access&want.denied() != 0 })
-	switch {
-	case i >= 0:
-		other = fmt.Sprintf("rule %q", all[i])
-	case !hostDevices:
+	other := ""
+	if hostDevices {
+		other = "the host's /dev"
+	}
+	for _, r := range slices.Concat(p.rules, p.defaults) {
+		if r.covers(want.numbers) && r.access&want.denied() != 0 {
+			other = fmt.Sprintf("rule %q", r)
+			break
+		}
+	}
+	if other == "" {
 		return nil
 	}
 	return registry.Errorf(registry.ErrUnsupported,

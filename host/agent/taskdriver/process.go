@@ -109,14 +109,14 @@ func (p process) wait(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = conn.Read(func(fd uintptr) bool {
+	err = conn.Read(func(fd uintptr) (exited bool) {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
 		return n > 0 || err != nil && !errors.Is(err, unix.EINTR)
 	})
-	if ctx.Err() != nil && p.alive() {
+	switch {
+	case ctx.Err() != nil && p.alive():
 		return context.Cause(ctx)
-	}
-	if err != nil && ctx.Err() == nil {
+	case err != nil && ctx.Err() == nil:
 		return fmt.Errorf("wait for process %d: %w", p.pid, err)
 	}
 	_, _ = unix.Wait4(p.pid, nil, unix.WNOHANG, nil) // ECHILD: p is not a child of this process
@@ -166,10 +166,14 @@ const execTimeout = 10 * time.Second
 // hasTaskID reports whether the process was started with the task's ID in its environment. The environment of a
 // process in execve reads as empty, so it is read again until execve has set it.
 func hasTaskID(pid int, id string) bool {
+	variable := []byte("\x00" + taskEnv + "=" + id + "\x00")
 	for limit := time.Now().Add(execTimeout); time.Now().Before(limit); time.Sleep(time.Millisecond) {
 		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-		if err != nil || len(env) > 0 {
-			return err == nil && bytes.Contains(append([]byte{0}, env...), []byte("\x00"+taskEnv+"="+id+"\x00"))
+		if err != nil {
+			return false
+		}
+		if len(env) > 0 {
+			return bytes.Contains(append([]byte{0}, env...), variable)
 		}
 		if s, err := proc.ReadStat(pid); err != nil || s.NoEnviron {
 			return false

@@ -97,18 +97,19 @@ func Exhausted(err error) error {
 }
 
 func readRecord(dir, name string, v any) (found bool, err error) {
-	b, err := os.ReadFile(filepath.Join(dir, name))
+	path := filepath.Join(dir, name)
+	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
-	if err == nil && len(bytes.Trim(b, " \x00")) == 0 {
-		return false, nil // a power cut came before its content was on disk
-	}
 	if err == nil {
+		if len(bytes.Trim(b, " \x00")) == 0 {
+			return false, nil // a power cut came before its content was on disk
+		}
 		err = json.Unmarshal(b, v)
 	}
 	if err != nil {
-		return false, registry.Errorf(registry.ErrDamaged, "%s: %w", filepath.Join(dir, name), err)
+		return false, registry.Errorf(registry.ErrDamaged, "%s: %w", path, err)
 	}
 	return true, nil
 }
@@ -166,7 +167,7 @@ func flock(path string, how int) (*os.File, error) {
 // the handle. It waits for a start in progress. If found is false, nothing runs in dir, and nothing will start there.
 // If a power cut has left only the exit of the task, the handle has only the fields that Wait needs to return it.
 func Find(ctx context.Context, dir string) (h Handle, found bool, err error) {
-	err = poll(ctx, pollInterval, func() (known bool, err error) {
+	err = poll(ctx, pollInterval, func() (isKnown bool, err error) {
 		h, found = Handle{}, false
 		held, err := lock(dir)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -177,8 +178,11 @@ func Find(ctx context.Context, dir string) (h Handle, found bool, err error) {
 		}
 		held.Close() // nil is fine
 		found, err = readRecord(dir, handleFile, &h)
-		if err != nil || held == nil { // the parent, which holds the lock, sets TaskPID once it has started the task
-			return found && h.TaskPID != 0, err
+		if err != nil {
+			return false, err
+		}
+		if held == nil { // the parent holds the lock, and sets TaskPID once it has started the task
+			return found && h.TaskPID != 0, nil
 		}
 		if !found {
 			var e exitRecord

@@ -50,11 +50,13 @@ func (r runner) start(ctx context.Context, t Task) (_ Handle, err error) {
 	return r.startParent(ctx, t, held)
 }
 
+// makeDir makes a directory, unless it exists.
 func makeDir(dir string) error {
-	if err := os.Mkdir(dir, 0o700); !errors.Is(err, fs.ErrExist) {
-		return err
+	err := os.Mkdir(dir, 0o700)
+	if errors.Is(err, fs.ErrExist) {
+		return nil
 	}
-	return nil
+	return err
 }
 
 // open makes and locks the task's directory, and removes the records of an earlier attempt.
@@ -263,30 +265,38 @@ func (r runner) Wait(ctx context.Context, h Handle) (Exit, error) {
 	if err != nil {
 		return Exit{}, err
 	}
-	lost := "exit status unknown: the node rebooted while the task ran"
+	unknown := "exit status unknown: the node rebooted while the task ran"
 	if current {
-		lost = "exit status unknown: the task's parent process was killed, and the task was killed with it"
-		if err := h.parent().wait(ctx); err != nil {
-			return Exit{}, fmt.Errorf("wait for task %s: %w", h.ID, err)
-		}
-		if _, found, err := readExit(h); err != nil || !found {
-			if err := errors.Join(err, h.killRemaining(ctx, 0)); err != nil {
-				return Exit{}, fmt.Errorf("kill the remaining processes of task %s: %w", h.ID, err)
-			}
-		}
-		if err := h.endExecs(ctx); err != nil {
-			return Exit{}, fmt.Errorf("end the commands in task %s: %w", h.ID, err)
+		unknown = "exit status unknown: the task's parent process was killed, and the task was killed with it"
+		if err := h.awaitEnd(ctx); err != nil {
+			return Exit{}, err
 		}
 	}
-	exit, found, err := readExit(h)
-	if err != nil || found {
+	exit, recorded, err := readExit(h)
+	if err != nil || recorded {
 		return exit, err
 	}
-	exit = Exit{Code: -1, At: time.Now().UTC(), Err: lost}
+	exit = Exit{Code: -1, At: time.Now().UTC(), Err: unknown}
 	if err := recordLostExit(h, exit); err != nil {
 		return exit, fmt.Errorf("record the exit of task %s: %w", h.ID, err)
 	}
 	return exit, nil
+}
+
+// awaitEnd waits for the parent to exit, and kills what a parent that was killed has left.
+func (h Handle) awaitEnd(ctx context.Context) error {
+	if err := h.parent().wait(ctx); err != nil {
+		return fmt.Errorf("wait for task %s: %w", h.ID, err)
+	}
+	if _, recorded, err := readExit(h); err != nil || !recorded {
+		if err := errors.Join(err, h.killRemaining(ctx, 0)); err != nil {
+			return fmt.Errorf("kill the remaining processes of task %s: %w", h.ID, err)
+		}
+	}
+	if err := h.endExecs(ctx); err != nil {
+		return fmt.Errorf("end the commands in task %s: %w", h.ID, err)
+	}
+	return nil
 }
 
 // parentTimeout is the time after the grace at which the parent counts as stuck.
@@ -305,27 +315,19 @@ func (r runner) Stop(ctx context.Context, h Handle, grace time.Duration) error {
 
 // stop asks the parent to stop the task. If the parent is gone or stuck, stop stops the task itself.
 func (h Handle) stop(ctx context.Context, grace time.Duration) error {
-	err := writeVolatile(h.Dir, stopFile, stopRequest{h.ID, grace})
-	if err == nil {
-		err = h.parent().signal(unix.SIGTERM)
-	}
-	if err == nil {
-		limit, cancel := context.WithTimeout(ctx, grace+parentTimeout)
-		err = h.parent().wait(limit)
-		cancel()
-	}
+	err := h.askParent(ctx, grace)
 	if ctx.Err() != nil && err != nil {
 		return context.Cause(ctx)
 	}
 	if err != nil {
-		if e := h.parent().signal(unix.SIGKILL); e != nil {
-			return errors.Join(err, e)
+		if killErr := h.parent().signal(unix.SIGKILL); killErr != nil {
+			return errors.Join(err, killErr)
 		}
-		if e := h.parent().wait(ctx); e != nil {
-			return errors.Join(err, e)
+		if waitErr := h.parent().wait(ctx); waitErr != nil {
+			return errors.Join(err, waitErr)
 		}
 	}
-	if _, found, err := readExit(h); err != nil || !found {
+	if _, recorded, err := readExit(h); err != nil || !recorded {
 		if err := h.killRemaining(ctx, grace); err != nil {
 			return err
 		}
@@ -333,9 +335,22 @@ func (h Handle) stop(ctx context.Context, grace time.Duration) error {
 	return h.endExecs(ctx)
 }
 
-// endExecs returns when no command of Exec is left in a task that has ended. It waits until
-// no helper process holds its lock on execFile: each kills its command before it ends. A helper process that was killed
-// could not do so. So endExecs then kills the processes that are left.
+// askParent has the parent stop the task, and waits until the parent has exited.
+func (h Handle) askParent(ctx context.Context, grace time.Duration) error {
+	if err := writeVolatile(h.Dir, stopFile, stopRequest{h.ID, grace}); err != nil {
+		return err
+	}
+	if err := h.parent().signal(unix.SIGTERM); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, grace+parentTimeout)
+	defer cancel()
+	return h.parent().wait(ctx)
+}
+
+// endExecs returns when no command of Exec is left in a task that has ended. First it waits until no helper process
+// holds its lock on execFile, because a helper process kills its command before it ends. Then it kills the commands of
+// helper processes that were killed.
 func (h Handle) endExecs(ctx context.Context) error {
 	f, err := os.Open(filepath.Join(h.Dir, execFile))
 	if errors.Is(err, fs.ErrNotExist) {
