@@ -86,7 +86,7 @@ type Agent struct {
 
 	shuttingDown atomic.Bool   // all allocs are stopped, because the agent ends
 	drained      atomic.Bool   // the node is drained
-	drainKnown   atomic.Bool   // drained is right. Until then nothing is placed, and no pending alloc starts
+	drainKnown   atomic.Bool   // the shim has set drained, or is late. Until then nothing new is placed or started
 	graceOver    chan struct{} // closed when tasks get no more grace; mu guards it
 
 	// writing serializes changes. It is held while records are read, changed, written to disk and published.
@@ -189,9 +189,9 @@ func (a *Agent) Run(ctx context.Context, s Storage) error {
 	defer cancel()
 	var wg sync.WaitGroup
 	wg.Go(func() { a.followPlugins(ctx, s) })
-	known := sync.OnceFunc(func() { a.drainKnown.Store(true); a.wakeRun() })
-	defer time.AfterFunc(pollTimeout, known).Stop() // the shim may not answer
-	wg.Go(func() { a.followDrain(ctx, s, known) })
+	drainKnown := sync.OnceFunc(func() { a.drainKnown.Store(true); a.wakeRun() })
+	defer time.AfterFunc(pollTimeout, drainKnown).Stop() // the shim may not answer
+	wg.Go(func() { a.followDrain(ctx, s, drainKnown) })
 	wg.Go(func() { a.followLostVolumes(ctx, s) })
 	wg.Go(func() { a.followRolls(ctx, s) })
 	wg.Go(func() { a.followEngineMounts(ctx, s) })
@@ -253,9 +253,9 @@ func (a *Agent) followPlugins(ctx context.Context, s Lister) {
 func (a *Agent) requestRestart(k host.TaskKey, r registry.RestartRequest) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	al, known := a.allocs[k.Alloc]
-	if !known || al.restartRequests[k.Task] == nil {
-		return
+	al := a.allocs[k.Alloc]
+	if al == nil || al.restartRequests[k.Task] == nil {
+		return // the shim may know allocs that the agent has removed
 	}
 	pending := al.restartRequests[k.Task]
 	select {

@@ -11,9 +11,9 @@ import (
 	"holdfast/registry"
 )
 
-// followDrain stops all allocs while the node is drained, and runs the jobs again afterwards. It calls known when
-// DescribeDrain is right, or the shim does not say whether the node is drained.
-func (a *Agent) followDrain(ctx context.Context, s Volumes, known func()) {
+// followDrain stops all allocs while the node is drained, and runs the jobs again afterwards. It calls asked each time
+// when it has asked the shim whether the node is drained, also if the shim could not answer.
+func (a *Agent) followDrain(ctx context.Context, s Volumes, asked func()) {
 	q := host.NodeQuery{Node: host.NodeName(a.node.Name)}
 	d := drain{Agent: a, cancel: func() {}}
 	defer d.running.Wait()
@@ -27,7 +27,7 @@ func (a *Agent) followDrain(ctx context.Context, s Volumes, known func()) {
 		case ctx.Err() == nil:
 			a.log.Warn("cannot ask whether this node is drained", "error", err)
 		}
-		known()
+		asked()
 		if at == 0 { // after an error, and if the shim has written nothing yet: Nodes would return at once
 			sleep(ctx, maxPause, nil)
 		}
@@ -80,13 +80,11 @@ func (a *Agent) stopForDrain(ctx context.Context) error {
 	if err := a.stopRanks(ctx, 0); err != nil {
 		return err
 	}
-	for told := false; len(a.EngineMounts()) > 0 && !isClosed(a.graceEnded()); told = true {
-		for _, m := range a.EngineMounts() {
-			if !told {
-				a.log.Warn("the drain of this node waits for containers: stop them", "volume", m.Volume,
-					"held_by", m.Describe())
-			}
-		}
+	for _, m := range a.EngineMounts() {
+		a.log.Warn("the drain of this node waits for containers: stop them", "volume", m.Volume,
+			"held_by", m.Describe())
+	}
+	for len(a.EngineMounts()) > 0 && !isClosed(a.graceEnded()) {
 		if sleep(ctx, time.Second, a.graceEnded()); ctx.Err() != nil {
 			return ctx.Err()
 		}

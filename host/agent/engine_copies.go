@@ -33,10 +33,10 @@ func (a *Agent) saveEngineCopy(id host.VolumeID, m *EngineMount) {
 	}
 }
 
-// addEngineCopies replaces records that the ledger lacks, or has of an earlier mount, by their copies. It then saves a
-// copy of each record: an earlier version saved none. The copy of another mount than the recorded one is newer, because
-// a copy is removed before its record. A copy that cannot be read is ignored: a power cut has damaged it, and ended all
-// containers.
+// addEngineCopies adds the copies of records that the ledger lacks, or has of an earlier mount. A copy of another mount
+// than the recorded one is newer, because a copy is removed before its record. A copy that cannot be read is ignored: a
+// power cut has damaged it, and ended all containers. addEngineCopies then saves a copy of each record, because earlier
+// versions of the agent saved none.
 func (a *Agent) addEngineCopies() error {
 	entries, err := os.ReadDir(filepath.Dir(a.engineCopy("")))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -52,12 +52,11 @@ func (a *Agent) addEngineCopies() error {
 		if err == nil {
 			err = json.Unmarshal(text, m)
 		}
-		recorded := a.engine.known[id]
-		switch {
-		case err == nil && recorded != nil && recorded.Alloc == m.Alloc:
-		case err != nil || m.Volume != id:
+		if err != nil || m.Volume != id {
 			a.log.Warn("cannot read the copy of the record of a container engine's mount", "volume", id, "error", err)
-		default:
+			continue
+		}
+		if recorded := a.engine.known[id]; recorded == nil || recorded.Alloc != m.Alloc {
 			a.log.Warn("agent.db has no current record of a container engine's mount; using its copy", "volume", id)
 			a.engine.known[id] = m
 		}

@@ -48,14 +48,14 @@ func (a *Agent) LostEngineMounts(ctx context.Context, s Volumes) (list []LostEng
 
 func (a *Agent) describeLost(m *EngineMount, reason string) LostEngineMount {
 	l := LostEngineMount{Volume: m.Volume, Alloc: m.Alloc, Path: m.Path, Reason: reason}
-	l.Containers, _ = a.EngineContainers(m.Volume) // unknown: the command of Stop lists them
+	l.Containers, _ = a.EngineContainers(m.Volume) // after an error, the command of Stop lists them
 	engines := slices.Sorted(maps.Keys(m.countByEngine()))
 	if len(l.Containers) > 0 && len(engines) == 1 {
-		ids := slices.Clone(l.Containers)
-		for i, id := range ids {
-			ids[i] = id[:12]
+		var shortIDs []string
+		for _, id := range l.Containers {
+			shortIDs = append(shortIDs, id[:12])
 		}
-		l.Stop = display.Command(engines[0]+" stop", ids...)
+		l.Stop = display.Command(engines[0]+" stop", shortIDs...)
 		return l
 	}
 	var commands []string

@@ -105,11 +105,10 @@ func (a *Agent) EngineMount(id host.VolumeID) *EngineMount {
 // setEngineMount records a mount; nil removes it. It clears the mount's entry in unused. If the mount is removed or
 // gets another alloc, it also clears the entry of the old alloc in lost.
 func (a *Agent) setEngineMount(id host.VolumeID, m *EngineMount) error {
-	e := entry{engineBucket, string(id), nil}
-	if m != nil {
-		e.value = m
-	} else {
-		a.saveEngineCopy(id, nil) // first, so that no copy outlives the record
+	e := entry{engineBucket, string(id), m}
+	if m == nil {
+		e.value = nil             // not a nil pointer
+		a.saveEngineCopy(id, nil) // before the write, so that no copy outlives the record
 	}
 	if err := a.ledger.write(e); err != nil {
 		return err
@@ -242,8 +241,9 @@ func (a *Agent) mountForEngine(ctx context.Context, s Volumes, r EngineRequest) 
 }
 
 // dropLostCount drops the count of a Podman process that was killed before it stored its own count. Podman sends a
-// mount only if its own count is 0. If another store of Podman has counted the mount, a container uses it, or the
-// process that mounted it still runs, to start the container: dropLostCount then keeps the count.
+// mount only if its own count is 0. But another store of Podman, which sends the same ID, may have counted the mount.
+// Then a container uses the mount, or the process that mounted it still runs to start the container. In both cases
+// dropLostCount keeps the count.
 func (a *Agent) dropLostCount(m *EngineMount, r EngineRequest) (*EngineMount, error) {
 	h, held := m.Holders[r.ID]
 	if !held || !h.Engine.Daemonless || !h.Engine.ended() {
@@ -297,8 +297,8 @@ func (a *Agent) usableEngineMount(ctx context.Context, s Volumes, r EngineReques
 }
 
 // canJoin reports whether another container may use the mount, which has a path. If it returns false, the mount can be
-// released. It returns an error if this node has lost the volume and containers still use it: another container must
-// not join them, and they would still write beside a new mount.
+// released. It returns an error if this node has lost the volume and containers still use it. Another container must
+// not join these, and they would also write beside a new mount.
 func (a *Agent) canJoin(ctx context.Context, s Volumes, m *EngineMount) (bool, error) {
 	mounted, err := a.engine.isMount(m.Path)
 	if err != nil || !mounted {

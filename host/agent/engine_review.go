@@ -47,8 +47,8 @@ func (a *Agent) followEngineMounts(ctx context.Context, s Volumes) {
 	}
 }
 
-// unusedEngineMounts lists the mounts that may be unused, for a review of each. It reads the processes of the machine
-// only once for all volumes.
+// unusedEngineMounts lists the mounts for a review of each. It leaves out those that containers use. For that, it reads
+// the processes of the machine once for all volumes, and not at all for a single one, because its review does so.
 func (a *Agent) unusedEngineMounts() []*EngineMount {
 	all := a.EngineMounts()
 	var paths []string
@@ -209,11 +209,9 @@ func (a *Agent) EngineContainers(volume host.VolumeID) (ids []string, err error)
 	}
 	users, err := a.engineUsers(m)
 	for _, u := range users {
-		if u.PID != 0 {
-			text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", u.PID)) // it may have ended
-			if found := containerID.FindSubmatch(text); found != nil {
-				ids = append(ids, string(found[1]))
-			}
+		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", u.PID)) // it may have ended; PID 0: not a process
+		if found := containerID.FindSubmatch(text); found != nil {
+			ids = append(ids, string(found[1]))
 		}
 	}
 	slices.Sort(ids)

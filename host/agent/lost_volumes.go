@@ -8,8 +8,8 @@ import (
 )
 
 // followLostVolumes stops allocs whose volumes were given to other nodes while this node was declared lost. Their jobs
-// place other allocs, which wait until the node is ready. After a resync of the watch, findLostVolumes finds the allocs
-// whose event was missed.
+// place other allocs, which wait until the node is ready. It may have missed an event before a resync of the watch, as
+// at its start. findLostVolumes then finds these allocs.
 func (a *Agent) followLostVolumes(ctx context.Context, s Volumes) {
 	o := host.WatchOptions{Snapshot: true, Kinds: []host.EventKind{registry.EventVolumesLost}}
 	err := s.Watch(ctx, o, func(e host.Event) error {
@@ -57,8 +57,8 @@ func (a *Agent) loseVolumes(id host.AllocID, why string) {
 func (a *Agent) stopForLostVolumes(id host.AllocID, why string) {
 	a.writing.Lock()
 	defer a.writing.Unlock()
-	held := a.allocs[id]
-	if held == nil || held.record.Stop || held.record.State == AllocReleasing || held.record.State.Ended() {
+	r := a.record(id)
+	if r == nil || r.Stop || r.State == AllocReleasing || r.State.Ended() {
 		return
 	}
 	a.log.Error("an alloc has lost its volumes and is stopped", "alloc", id, "reason", why)

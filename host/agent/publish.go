@@ -207,19 +207,19 @@ func (r *AllocRecord) note(task host.TaskName, format string, args ...any) {
 // Notes calls fn with the notes of this agent process, oldest first, until fn returns an error or ctx ends. Notes that
 // exist when ctx ends are still delivered. Only the last maxJournal notes are kept, so a slow fn may miss some.
 func (a *Agent) Notes(ctx context.Context, fn func(Note) error) error {
-	for at := 0; ; {
-		over := ctx.Err() != nil
+	for next := 0; ; {
+		ended := ctx.Err() != nil // before the notes are read, so that the last ones are delivered
 		a.mu.Lock()
-		at = max(at, a.dropped)
-		added, changed := slices.Clone(a.journal[at-a.dropped:]), a.changed
+		next = max(next, a.dropped)
+		added, changed := slices.Clone(a.journal[next-a.dropped:]), a.changed
 		a.mu.Unlock()
 		for _, n := range added {
 			if err := fn(n); err != nil {
 				return err
 			}
 		}
-		at += len(added)
-		if over {
+		next += len(added)
+		if ended {
 			return context.Cause(ctx)
 		}
 		select {

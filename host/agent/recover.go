@@ -79,12 +79,12 @@ func (a *Agent) findLost(ctx context.Context) ([]*lostAlloc, error) {
 	var out []*lostAlloc
 	for _, id := range slices.Sorted(maps.Keys(parentsOf)) {
 		l := &lostAlloc{id: id}
-		known := a.record(l.id)
-		l.copy, l.copyErr = readCopy(a.dirs(l.id).copy(), l.id)
-		if known != nil && (l.copy == nil || l.copy.Alloc.Rev <= known.Rev) {
+		recorded := a.record(id)
+		l.copy, l.copyErr = readCopy(a.dirs(id).copy(), id)
+		if recorded != nil && (l.copy == nil || l.copy.Alloc.Rev <= recorded.Rev) {
 			continue
 		}
-		l.outdated = known != nil && !known.State.Ended()
+		l.outdated = recorded != nil && !recorded.State.Ended()
 		if err := a.findHandles(ctx, l); err != nil {
 			return nil, err
 		}
@@ -113,12 +113,12 @@ func (a *Agent) findHandles(ctx context.Context, l *lostAlloc) error {
 			continue
 		}
 		l.handles[name] = h
-		d, alive := a.drivers[h.Driver], false
+		d := a.drivers[h.Driver]
 		if d == nil {
-			err = registry.Errorf(registry.ErrUnsupported, "this agent has no driver %q", h.Driver)
-		} else {
-			alive, err = d.Adopt(ctx, h)
+			return registry.Errorf(registry.ErrUnsupported, "task %q of alloc %s: this agent has no driver %q", name,
+				l.id, h.Driver)
 		}
+		alive, err := d.Adopt(ctx, h)
 		if err != nil {
 			return fmt.Errorf("task %q of alloc %s: %w", name, l.id, err)
 		}
@@ -164,17 +164,17 @@ func (a *Agent) recoverLost(ctx context.Context) error {
 	if err != nil || len(all) == 0 {
 		return err
 	}
-	missed := slices.DeleteFunc(slices.Clone(all), func(l *lostAlloc) bool { return !l.matters() })
-	if len(missed) == 0 && a.config.Recover == RecoverNone {
+	matter := slices.DeleteFunc(slices.Clone(all), func(l *lostAlloc) bool { return !l.matters() })
+	if len(matter) == 0 && a.config.Recover == RecoverNone {
 		a.log.Warn("agent.db has no records of some ended allocs; --recover=adopt restores them", "allocs", len(all),
 			"directory", allocsDir(a.config.StateDir))
 		return nil
 	}
-	if err := a.checkRecorded(missed); err != nil {
+	if err := a.checkRecorded(matter); err != nil {
 		return err
 	}
 	var names []string
-	for _, l := range missed {
+	for _, l := range matter {
 		names = append(names, l.String())
 	}
 	list := strings.Join(names, "; ")
@@ -191,16 +191,17 @@ func (a *Agent) recoverLost(ctx context.Context) error {
 
 // checkRecorded returns an error if running tasks have a record neither in the ledger nor in the alloc's directory.
 // The shim would unpublish the volumes that they use.
-func (a *Agent) checkRecorded(missed []*lostAlloc) error {
+func (a *Agent) checkRecorded(lost []*lostAlloc) error {
 	var names, files, pids []string
-	for _, l := range missed {
+	for _, l := range lost {
 		if l.copy != nil {
 			continue
 		}
-		names, files, pids = append(names, l.String()), append(files, a.dirs(l.id).copy()), append(pids, l.parents...)
+		name := l.String()
 		if !errors.Is(l.copyErr, fs.ErrNotExist) {
-			names[len(names)-1] += fmt.Sprintf(": %v", l.copyErr)
+			name += fmt.Sprintf(": %v", l.copyErr)
 		}
+		names, files, pids = append(names, name), append(files, a.dirs(l.id).copy()), append(pids, l.parents...)
 	}
 	if len(names) == 0 {
 		return nil
@@ -217,7 +218,8 @@ func (a *Agent) checkRecorded(missed []*lostAlloc) error {
 // without its records would not release the volumes, and could give them to other allocs.
 func (a *Agent) recoverLostVolumes(ctx context.Context) error {
 	path := hooks.Layout{State: a.config.StateDir}.Database()
-	if info, err := os.Stat(path); err != nil && !errors.Is(err, fs.ErrNotExist) || err == nil && info.Size() > 0 {
+	info, err := os.Stat(path)
+	if gone := errors.Is(err, fs.ErrNotExist) || err == nil && info.Size() == 0; !gone {
 		return nil // if the database is unusable, the shim reports it
 	}
 	var users []*AllocRecord
@@ -333,15 +335,14 @@ func (a *Agent) lostJobs(all []*lostAlloc) map[string]*JobRecord {
 		}
 		delete(out, l.copy.Alloc.Job)
 		if l.copy.Job != nil {
-			job := *l.copy.Job
-			out[job.Job.ID] = &job
+			out[l.copy.Job.Job.ID] = l.copy.Job
 		}
 	}
 	for id, job := range out { // a record in the ledger may be newer, but only the copy may know of a stop
-		if known := a.jobs[id]; known != nil && known.Version >= job.Version {
-			stopped := known.Stopped || known.Version == job.Version && job.Stopped
-			*job = *known
-			job.Stopped = stopped
+		if recorded := a.jobs[id]; recorded != nil && recorded.Version >= job.Version {
+			next := *recorded
+			next.Stopped = recorded.Stopped || recorded.Version == job.Version && job.Stopped
+			out[id] = &next
 		}
 	}
 	return out
