@@ -249,8 +249,8 @@ func (a *Agent) dropLostCount(m *EngineMount, r EngineRequest) (*EngineMount, er
 	if !held || !h.Engine.Daemonless || !h.Engine.ended() {
 		return m, nil
 	}
-	unused, err := a.unusedFor(m)
-	if err != nil || unused == 0 {
+	_, used, err := a.unusedFor(m)
+	if err != nil || used {
 		return m, err
 	}
 	return m.withCount(r.ID, h.Engine, -h.Count), nil
@@ -315,9 +315,9 @@ func (a *Agent) canJoin(ctx context.Context, s Volumes, m *EngineMount) (bool, e
 	if lost == "" && len(m.Holders) > 0 {
 		return true, nil
 	}
-	unused, err := a.unusedFor(m)
+	_, used, err := a.unusedFor(m)
 	switch {
-	case err != nil || unused > 0:
+	case err != nil || !used:
 		return false, err
 	case lost != "":
 		return false, registry.Errorf(registry.ErrConflict,
@@ -474,13 +474,13 @@ func (a *Agent) takeBackEngineMount(ctx context.Context, s Volumes, r EngineRequ
 	}
 	ctx, cancel := context.WithTimeout(ctx, releaseWait)
 	defer cancel()
-	unused, err := a.unusedFor(m)
-	if err == nil && unused > 0 {
+	_, used, err := a.unusedFor(m)
+	if err == nil && !used {
 		err = a.releaseEngineMount(ctx, s, m)
 	}
-	if err != nil || unused == 0 {
+	if err != nil || used {
 		a.log.Warn("a volume that no container engine holds any more is released later", "volume", r.Volume,
-			"in_use", unused == 0, "error", err)
+			"in_use", used, "error", err)
 	}
 	return nil
 }

@@ -35,7 +35,7 @@ func (a *Agent) followEngineMounts(ctx context.Context, s Volumes) {
 			lost := a.engine.lost[m.Alloc] != ""
 			a.engine.mu.Unlock()
 			err := a.reviewEngineMount(ctx, s, m.Volume, releaseWait, func(h EngineHolder, unused time.Duration) bool {
-				return unused > 0 && (lost || h.Engine.gone()) || unused > unusedLimit && !h.Engine.Daemonless
+				return lost || h.Engine.gone() || unused > unusedLimit && !h.Engine.Daemonless
 			})
 			if err != nil && ctx.Err() == nil {
 				a.log.Warn("cannot release a volume that no container uses", "volume", m.Volume, "error", err)
@@ -79,14 +79,14 @@ func (a *Agent) unusedEngineMounts() []*EngineMount {
 // engine (for Podman: of all its processes) and of engines that have ended. It releases the mount if no holder is left.
 // The asking engine has no container with the volume: otherwise it would refuse the removal itself.
 func (a *Agent) ForgetForEngine(ctx context.Context, s Volumes, r EngineRequest) error {
-	return a.reviewEngineMount(ctx, s, r.Volume, releaseTimeout, func(h EngineHolder, unused time.Duration) bool {
-		return unused > 0 && (h.Engine == r.Caller || h.Engine.Daemonless && r.Caller.Daemonless || h.Engine.gone())
+	return a.reviewEngineMount(ctx, s, r.Volume, releaseTimeout, func(h EngineHolder, _ time.Duration) bool {
+		return h.Engine == r.Caller || h.Engine.Daemonless && r.Caller.Daemonless || h.Engine.gone()
 	})
 }
 
-// reviewEngineMount drops the holders for which stale returns true; unused is 0 while a container uses the mount. It
-// drops all holders of a mount that is from an earlier boot or was not completed. If no holder is left and no container
-// uses the mount, it releases the mount, and waits at most wait for that. Other requests for the volume wait.
+// reviewEngineMount drops the holders for which stale returns true, unless a container uses the mount. It drops all
+// holders of a mount that is from an earlier boot or was not completed. If no holder is left and no container uses the
+// mount, it releases the mount, and waits at most wait for that. Other requests for the volume wait.
 func (a *Agent) reviewEngineMount(
 	ctx context.Context, s Volumes, volume host.VolumeID, wait time.Duration,
 	stale func(h EngineHolder, unused time.Duration) bool,
@@ -104,7 +104,7 @@ func (a *Agent) reviewEngineMount(
 	if err != nil {
 		return err
 	}
-	unused, err := a.unusedFor(m)
+	unused, used, err := a.unusedFor(m)
 	if err != nil {
 		return err
 	}
@@ -112,14 +112,14 @@ func (a *Agent) reviewEngineMount(
 	next.Holders = maps.Clone(m.Holders)
 	maps.DeleteFunc(next.Holders, func(_ string, h EngineHolder) bool {
 		// A living agent holds the lock until the path is set. Without a path, an earlier agent died first.
-		return m.Boot != boot || m.Path == "" || stale(h, unused)
+		return m.Boot != boot || m.Path == "" || !used && stale(h, unused)
 	})
 	if len(next.Holders) != len(m.Holders) {
 		if err := a.setEngineMount(volume, &next); err != nil {
 			return err
 		}
 	}
-	if len(next.Holders) > 0 || unused == 0 {
+	if len(next.Holders) > 0 || used {
 		return nil
 	}
 	a.log.Info("releasing a volume that no container uses any more", "volume", volume)
@@ -131,26 +131,25 @@ func (a *Agent) reviewEngineMount(
 // releaseTimeout is how long the removal of a volume waits for its release.
 const releaseTimeout = 30 * time.Second
 
-// unusedFor returns for how long the agent has known that no container uses the mount: at least a nanosecond, or 0 if a
-// container uses it. The time begins with the first call that finds no user. It does not matter whether the engine
-// runs, because containers may outlive it.
-func (a *Agent) unusedFor(m *EngineMount) (time.Duration, error) {
+// unusedFor reports whether a container uses the mount. If not, it returns the time since the first call that found no
+// user. It does not matter whether the engine runs, because containers may outlive it.
+func (a *Agent) unusedFor(m *EngineMount) (unused time.Duration, used bool, err error) {
 	users, err := a.engineUsers(m)
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	a.engine.mu.Lock()
 	defer a.engine.mu.Unlock()
-	since, known := a.engine.unused[m.Volume]
-	switch {
-	case len(users) > 0:
+	if len(users) > 0 {
 		delete(a.engine.unused, m.Volume)
-		return 0, nil
-	case !known:
+		return 0, true, nil
+	}
+	since, found := a.engine.unused[m.Volume]
+	if !found {
 		since = time.Now()
 		a.engine.unused[m.Volume] = since
 	}
-	return time.Since(since) + 1, nil
+	return time.Since(since), false, nil
 }
 
 // engineUsers returns the users of the mount that may be containers.

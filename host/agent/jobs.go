@@ -113,7 +113,7 @@ func (a *Agent) Submit(
 	var placed []*AllocRecord
 	entries := []entry{{jobsBucket, j.ID, r}}
 	for _, al := range a.allocsOf(j.ID) {
-		if !al.State.Ended() && al.ending() { // setDead may not have written that, and updateVersions must know it
+		if !al.State.Ended() && al.ending() { // write what setDead has not: updateVersions of the next agent needs it
 			entries = append(entries, entry{allocsBucket, string(al.ID), al})
 		}
 	}

@@ -137,8 +137,8 @@ func (a *Agent) lowestDiscardedRank() int {
 	return lowest
 }
 
-// updateVersions moves allocs of unchanged groups to the last version of the job. The end of an alloc that is ending
-// belongs to the earlier version: the last one was submitted to run it again.
+// updateVersions moves allocs of unchanged groups to the last version of the job. An alloc that is ending keeps its
+// version, because the last version was submitted to run again what ends now.
 func (a *Agent) updateVersions(job *JobRecord, allocs []*AllocRecord, want map[slot]string) {
 	for _, r := range allocs {
 		if r.Version != job.Version && want[r.slot()] == r.Digest && !r.State.Ended() && !r.ending() {

@@ -297,9 +297,9 @@ func (p restartPolicy) next(r Restarts, now time.Time) (after Restarts, delay ti
 		r.Count, r.Total = r.Count+1, r.Total+1
 		return r, p.Delay, true, ""
 	case p.Mode == modeDelay && p.Attempts > 0:
-		left := r.Since.Add(p.Interval).Sub(now) // of the interval
-		r.Since, r.Count, r.Total = now.Add(left), 1, r.Total+1
-		return r, max(left, p.Delay), true, ""
+		intervalEnd := r.Since.Add(p.Interval)
+		r.Since, r.Count, r.Total = intervalEnd, 1, r.Total+1
+		return r, max(intervalEnd.Sub(now), p.Delay), true, ""
 	case p.Attempts == 0:
 		return r, 0, false, "the restart policy allows no restart"
 	}
