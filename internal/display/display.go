@@ -186,7 +186,26 @@ func Size(bytes int64) string {
 	return units.CustomSize("%.4g %s", float64(bytes), 1024, []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"})
 }
 
-// Span formats a duration in its largest unit.
+// Bytes formats a number of bytes that is known, also 0.
+func Bytes(n int64) string {
+	if n == 0 {
+		return "0 B"
+	}
+	return Size(n)
+}
+
+// UTC formats a time in UTC.
+func UTC(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
+
+// Ago formats the time since an event, which may be in the future.
+func Ago(d time.Duration) string {
+	if d < 0 {
+		return "in " + Span(-d)
+	}
+	return Span(d) + " ago"
+}
+
+// Span formats a duration in the largest unit of which it has at least two.
 func Span(d time.Duration) string {
 	for _, unit := range []struct {
 		of   time.Duration

@@ -11,14 +11,15 @@ import (
 	"holdfast/registry"
 )
 
-func parseOptions(src Submission) host.ParseOptions {
+// ParseOptions returns the options with which the shim parses a submission.
+func ParseOptions(src Submission) host.ParseOptions {
 	return host.ParseOptions{Variables: src.Variables, VariableFiles: src.Files, Dir: src.Dir}
 }
 
 func source(src Submission) host.Source { return host.Source{Name: src.Name, Text: src.Text} }
 
 func (s *Server) postJob(r *http.Request, src Submission) (any, error) {
-	job, _, err := s.host.Parse(r.Context(), source(src), parseOptions(src))
+	job, _, err := s.host.Parse(r.Context(), source(src), ParseOptions(src))
 	if err != nil {
 		return nil, err
 	}
@@ -31,7 +32,7 @@ func (s *Server) postJob(r *http.Request, src Submission) (any, error) {
 }
 
 func (s *Server) postPlan(r *http.Request, src Submission) (any, error) {
-	job, _, err := s.host.Parse(r.Context(), source(src), parseOptions(src))
+	job, _, err := s.host.Parse(r.Context(), source(src), ParseOptions(src))
 	if err != nil {
 		return nil, err
 	}
@@ -277,7 +278,7 @@ func (s *Server) volumeSpec(ctx context.Context, src VolumeSubmission) (host.Vol
 	if src.Spec != nil {
 		return *src.Spec, nil, nil
 	}
-	return s.host.ParseVolume(ctx, source(src.Submission), parseOptions(src.Submission))
+	return s.host.ParseVolume(ctx, source(src.Submission), ParseOptions(src.Submission))
 }
 
 // changeVolume changes the volume that the path names. The answer has its uses too.

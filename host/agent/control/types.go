@@ -1,6 +1,9 @@
 package control
 
 import (
+	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"holdfast/host"
@@ -51,6 +54,16 @@ type Group struct {
 	Plugins []host.PluginID          `json:"plugins,omitempty"`
 	Volumes []string                 `json:"volumes,omitempty"`
 	Allocs  map[agent.AllocState]int `json:"allocs,omitempty"` // number by state
+}
+
+// Counts formats the number of allocs in each state, as in "1 pending, 2 running".
+func (g Group) Counts() string {
+	var parts []string
+	for state, n := range g.Allocs {
+		parts = append(parts, fmt.Sprintf("%d %s", n, state))
+	}
+	slices.Sort(parts)
+	return strings.Join(parts, ", ")
 }
 
 // Alloc is a placement of a group.
@@ -138,6 +151,12 @@ type Volume struct {
 	Unmeasured string             `json:"unmeasured,omitempty"`
 
 	Warnings host.Diagnostics `json:"warnings,omitempty"` // about its file, in the answer to a creation or registration
+}
+
+// Mounted reports whether the volume is mounted on this node, so that its usage can be known.
+func (v Volume) Mounted() bool {
+	return v.Staged == registry.MarkDone ||
+		slices.ContainsFunc(v.Holders, func(h Holder) bool { return h.Published == registry.MarkDone })
 }
 
 // Holder is a claim on a volume, with its publish.

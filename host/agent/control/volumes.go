@@ -14,7 +14,7 @@ import (
 
 // updateVolume changes a volume to match its changed file. With ?dry_run=true it only answers with the changes.
 func (s *Server) updateVolume(r *http.Request, src Submission) (any, error) {
-	spec, _, err := s.host.ParseVolume(r.Context(), source(src), parseOptions(src))
+	spec, _, err := s.host.ParseVolume(r.Context(), source(src), ParseOptions(src))
 	if err != nil {
 		return nil, err
 	}

@@ -4,7 +4,6 @@ package statuspage
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"fmt"
 	"html/template"
@@ -51,7 +50,8 @@ type page struct {
 }
 
 var pageTemplate = template.Must(template.New("page.html").Funcs(template.FuncMap{
-	"ago": ago, "utc": utc, "size": display.Size, "tone": tone, "usage": describeUsage, "facts": facts,
+	"utc": display.UTC, "size": display.Size, "tone": tone, "usage": describeUsage, "facts": facts,
+	"ago":     func(t time.Time) string { return display.Ago(time.Since(t)) },
 	"rfc3339": func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
 	"span":    func(t time.Time) string { return display.Span(time.Since(t)) },
 	"hold":    func(d time.Duration) string { return d.Round(time.Millisecond / 10).String() },
@@ -70,17 +70,6 @@ func (s *Server) render(ctx context.Context) ([]byte, error) {
 	var text bytes.Buffer
 	err := pageTemplate.Execute(display.NewWriter(&text), p)
 	return text.Bytes(), err
-}
-
-// utc formats a time in full.
-func utc(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
-
-// ago formats a time relative to now.
-func ago(t time.Time) string {
-	if d := time.Since(t); d >= 0 {
-		return display.Span(d) + " ago"
-	}
-	return "in " + display.Span(time.Until(t))
 }
 
 // tones maps states to classes of the stylesheet. A state is always shown as a word too.
@@ -168,12 +157,6 @@ func count(n int, noun, suffix string) string {
 	return fmt.Sprintf("%d %s%s", n, noun, suffix)
 }
 
-// Mounted reports whether a volume is mounted on this node, so that its usage can be known.
-func (page) Mounted(v control.Volume) bool {
-	return v.Staged == registry.MarkDone ||
-		slices.ContainsFunc(v.Holders, func(h control.Holder) bool { return h.Published == registry.MarkDone })
-}
-
 // facts returns the facts of a notice that are not in its summary: the waiting alloc, the time, and the plugin's
 // message.
 func facts(n control.Notice) []control.Fact {
@@ -191,16 +174,6 @@ func (page) User(h control.Holder) string {
 		return "job " + h.Job
 	}
 	return "alloc " + string(h.Alloc)
-}
-
-// Counts lists the states of the allocs of a group with their numbers.
-func (page) Counts(g control.Group) string {
-	var parts []string
-	for state, n := range g.Allocs {
-		parts = append(parts, fmt.Sprintf("%d %s", n, state))
-	}
-	slices.Sort(parts)
-	return cmp.Or(strings.Join(parts, ", "), "no allocs")
 }
 
 // usage is the usage of a volume in one unit.
@@ -223,7 +196,7 @@ func describeUsage(list []host.VolumeUsage) (out []usage) {
 		amount := func(n int64) string { return fmt.Sprint(n) }
 		of := u.Unit
 		if u.Unit == "bytes" {
-			amount, of = func(n int64) string { return cmp.Or(display.Size(n), "0 B") }, "used"
+			amount, of = display.Bytes, "used"
 		}
 		percent := 100 * float64(u.Used) / float64(u.Total)
 		out = append(out, usage{

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"holdfast/host/agent/control"
+	"holdfast/internal/display"
 )
 
 func newAlloc(p *program) *cobra.Command {
@@ -29,7 +30,7 @@ stay mounted. The restart policy of the job does not count this restart.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			tasks, err := p.client().RestartAlloc(c.Context(), args[0], strings.Join(args[1:], ""), force)
 			return showLine(p, err, map[string]any{"id": args[0], "tasks": tasks}, "alloc %s: restarting %s", args[0],
-				strings.ReplaceAll(join(tasks), ",", ", "))
+				join(tasks, ", "))
 		},
 	}
 	c.Flags().BoolVar(&force, "force", false,
@@ -86,7 +87,7 @@ func writeAlloc(to io.Writer, a control.Alloc) error {
 	if len(a.Notes) > 0 {
 		notes := newTable("TIME", "TASK", "EVENT")
 		for _, n := range a.Notes {
-			notes.add(clock(n.At), n.Task, n.Text)
+			notes.add(display.UTC(n.At), n.Task, n.Text)
 		}
 		fmt.Fprintln(to)
 		err = errors.Join(err, notes.write(to, ""))

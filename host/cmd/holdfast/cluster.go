@@ -76,7 +76,7 @@ Secrets are not moved: the cluster stores references, not values. The command
 lists them before it moves anything. Put each at the same place on all nodes
 that run the plugin. A secret that a volume file gives by value is in a file
 below the state directory: copy that file.`,
-		RunE: repeatable(func(c *cobra.Command, ctx context.Context) error {
+		RunE: repeatable(func(ctx context.Context, c *cobra.Command, _ []string) error {
 			text, err := f.complete(c, false)
 			if err == nil && text == "" {
 				err = f.noCluster()
@@ -123,7 +123,7 @@ The command can be repeated if it was interrupted.
 If the cluster is gone for good, --force deletes its records on this node
 without etcd. The volumes stay at their plugins, which may keep them attached
 to this node. Register those that you need.`,
-		RunE: repeatable(func(c *cobra.Command, ctx context.Context) error {
+		RunE: repeatable(func(ctx context.Context, c *cobra.Command, _ []string) error {
 			text, err := f.complete(c, force)
 			switch {
 			case err != nil:

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -57,20 +58,17 @@ func readConfig(c *cobra.Command, path string) (cluster string, places flagPlace
 		return "", nil, usageError{diags}
 	}
 	body := file.Body.(*hclsyntax.Body)
-	body.Blocks = slices.DeleteFunc(body.Blocks, func(b *hclsyntax.Block) bool {
+	for _, b := range body.Blocks {
 		if b.Type != "cluster" {
-			return false
+			continue // JustAttributes reports it
 		}
 		if cluster != "" {
-			err = usageError{fmt.Errorf("%s: there is a cluster block already", b.DefRange())}
+			return "", nil, usageError{fmt.Errorf("%s: there is a cluster block already", b.DefRange())}
 		}
 		// The empty lines make errors of the shim have the line numbers of the file.
 		cluster = strings.Repeat("\n", b.Range().Start.Line-1) + string(b.Range().SliceBytes(text)) + "\n"
-		return true
-	})
-	if err != nil {
-		return "", nil, err
 	}
+	body.Blocks = slices.DeleteFunc(body.Blocks, func(b *hclsyntax.Block) bool { return b.Type == "cluster" })
 	attributes, diags := body.JustAttributes()
 	if diags.HasErrors() {
 		return "", nil, usageError{diags}
@@ -109,11 +107,7 @@ func setFlags(c *cobra.Command, attributes hcl.Attributes) (flagPlaces, error) {
 // suggestKey names the key that was probably meant. If no key is similar, it lists all of them.
 func suggestKey(name string, keys map[string]*pflag.Flag) string {
 	best, least := "", len(name)/3+2
-	var all []string
-	for key := range keys {
-		all = append(all, key)
-	}
-	slices.Sort(all)
+	all := slices.Sorted(maps.Keys(keys))
 	for _, key := range all {
 		if d := levenshtein.Distance(name, key, nil); d < least {
 			best, least = key, d

@@ -106,6 +106,6 @@ func (w *blockWriter) end() error {
 		what = "changed"
 	}
 	_, err := fmt.Fprintf(w.to, "%d ranges, %s of %s %s\n", w.ranges,
-		cmp.Or(display.Size(w.bytes), "0 B"), cmp.Or(display.Size(w.last.Capacity), "a volume"), what)
+		display.Bytes(w.bytes), cmp.Or(display.Size(w.last.Capacity), "a volume"), what)
 	return err
 }

@@ -37,15 +37,15 @@ Exit codes:
   0  no inconsistencies found
   1  inconsistencies found
   2  usage error
-  3  no agent at --address though one runs or the state directory is not given,
-     or no access to it
+  3  no agent answers at --address, and its state directory is in use by
+     another process or not given; or this user may not use the socket
   4  inspection or repair failed
   5  no inconsistencies found, but the inspection is incomplete: see the
      "unseen" findings, or "unexamined" with --json
 
 Parts that the configuration excludes (list_volumes = false) are "skipped",
 which does not make the inspection incomplete.`,
-		RunE: repeatable(func(_ *cobra.Command, ctx context.Context) error {
+		RunE: repeatable(func(ctx context.Context, _ *cobra.Command, _ []string) error {
 			d, err := openDoctor(ctx, p, shim)
 			if err != nil {
 				return inspectError{err}
@@ -78,8 +78,10 @@ func openDoctor(ctx context.Context, p *program, shim string) (doctor, error) {
 	case err == nil: // the agent has another state directory
 	case !errors.Is(err, control.ErrNoAgent), errors.Is(err, os.ErrPermission):
 		return doctor{}, err
-	case p.address != "": // it is wrong if the state directory is not known, or its agent is running
-		if _, running := host.LockHolder(state); running || p.state == "" {
+	case p.address != "" && p.state == "": // the state directory is not known
+		return doctor{}, err
+	case p.address != "":
+		if _, running := host.LockHolder(state); running { // the address is wrong
 			return doctor{}, err
 		}
 	}

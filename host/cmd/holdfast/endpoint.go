@@ -57,7 +57,8 @@ func listenCSI(path string) (net.Listener, error) {
 	case answers:
 		return nil, registry.Errorf(registry.ErrConflict, "another process is listening on %s", path)
 	}
-	defer unix.Umask(unix.Umask(0o177)) // other users may have access to the directory
+	before := unix.Umask(0o177) // other users may have access to the directory
+	defer unix.Umask(before)
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		return nil, fmt.Errorf("socket of the CSI endpoint: %w", err)
@@ -138,7 +139,7 @@ func newPluginUses(p *program) *cobra.Command {
 func writeEndpointUses(to io.Writer, uses []host.EndpointUse) error {
 	t := newTable("VOLUME", "CALL", "TARGET", "NODE", "SINCE")
 	for _, u := range uses {
-		t.add(u.Volume.External, u.Call, u.Target, u.Node, u.Since.Format(time.RFC3339))
+		t.add(u.Volume.External, u.Call, u.Target, u.Node, age(u.Since))
 	}
 	return t.write(to, "no client uses a volume")
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"holdfast/host"
+	"holdfast/internal/display"
 )
 
 func newEvents(p *program) *cobra.Command {
@@ -36,7 +37,7 @@ JSON object. To continue later, pass the number of the last event to --after.`,
 						number, e.Seq)
 					return err
 				}
-				_, err := fmt.Fprintf(p.out, "%6d  %s  %s\n", e.Seq, clock(e.At), clean(e.Describe()))
+				_, err := fmt.Fprintf(p.out, "%6d  %s  %s\n", e.Seq, display.UTC(e.At), clean(e.Describe()))
 				return err
 			})
 		},

@@ -182,7 +182,3 @@ func declares(text []byte, name string) bool {
 	return regexp.MustCompile(`(?m)^\s*"?variable"?\s+"?` + name + `"?\s*\{|"variable"\s*:` +
 		`|^\s*variables\s*\{([^}]|[^\n]\})*?\s` + name + `\s*=`).Match(text)
 }
-
-func parseOptions(f file, validate bool) host.ParseOptions {
-	return host.ParseOptions{Variables: f.Variables, VariableFiles: f.Files, Validate: validate, Dir: f.Dir}
-}

@@ -76,15 +76,15 @@ With --wait the exit code is 1 if an alloc fails.`,
 
 // reportSubmitted reports a submitted job, or the error of its submission.
 func (p *program) reportSubmitted(ctx context.Context, job control.Job, err error, wait bool) error {
-	done := err == nil && job.Status == "complete"
-	if err == nil && wait {
-		job, err = p.awaitJob(ctx, job)
-	}
 	if err != nil {
 		return err
 	}
+	wasComplete := job.Status == agent.AllocComplete
 	var failed error
 	if wait {
+		if job, err = p.awaitJob(ctx, job); err != nil {
+			return err
+		}
 		failed = failedAlloc(job)
 	}
 	if p.json {
@@ -94,14 +94,14 @@ func (p *program) reportSubmitted(ctx context.Context, job control.Job, err erro
 		fmt.Fprintln(p.errs, "warning:", w)
 	}
 	next := ""
-	if !wait && !done {
+	if !wait && !wasComplete {
 		next = "; see " + display.Command("holdfast job status", job.ID)
 	}
 	fmt.Fprintf(p.out, "job %s: version %d, %s%s\n", job.ID, job.Version, job.Status, next)
 	if r := job.Roll; r != nil && r.State == agent.RollStarting {
 		fmt.Fprintf(p.out, "version %d follows once its plugins are healthy\n", r.Version)
 	}
-	if done {
+	if wasComplete {
 		fmt.Fprintln(p.out, "no changes: all allocs are complete; use job run --rerun to run them again")
 	}
 	return failed
@@ -166,12 +166,14 @@ func writePlan(to io.Writer, places []agent.Placement) error {
 // roll that is starting, and that roll has failed meanwhile, the error says why.
 func (p *program) awaitJob(ctx context.Context, job control.Job) (control.Job, error) {
 	client := p.client()
-	now, err := acrossRestarts(ctx, client, func() (control.Job, error) { return client.AwaitJob(ctx, job.ID) })
-	rolling := job.Roll != nil && job.Roll.State == agent.RollStarting
-	if err == nil && rolling && now.Roll != nil && now.Roll.Version == job.Roll.Version && now.Roll.Failed != "" {
-		err = errors.New(now.Roll.String())
+	settled, err := acrossRestarts(ctx, client, func() (control.Job, error) { return client.AwaitJob(ctx, job.ID) })
+	if err != nil || job.Roll == nil || job.Roll.State != agent.RollStarting {
+		return settled, err
 	}
-	return now, err
+	if r := settled.Roll; r != nil && r.Version == job.Roll.Version && r.Failed != "" {
+		return settled, errors.New(r.String())
+	}
+	return settled, nil
 }
 
 // failedAlloc returns the error of the first failed alloc of a job.
@@ -235,7 +237,7 @@ func writeJob(to io.Writer, j control.Job) error {
 	err := columns(to, about)
 	groups := newTable("GROUP", "COUNT", "PLUGINS", "VOLUMES", "ALLOCS")
 	for _, g := range j.Groups {
-		groups.add(g.Name, g.Count, join(g.Plugins), join(g.Volumes), counts(g.Allocs))
+		groups.add(g.Name, g.Count, join(g.Plugins, ","), join(g.Volumes, ","), g.Counts())
 	}
 	fmt.Fprintln(to)
 	err = errors.Join(err, groups.write(to, "no groups"))
@@ -243,20 +245,10 @@ func writeJob(to io.Writer, j control.Job) error {
 	return errors.Join(err, writeAllocs(to, j.Allocs))
 }
 
-func join[T ~string](list []T) string {
+func join[T ~string](list []T, separator string) string {
 	texts := make([]string, len(list))
 	for i, t := range list {
 		texts[i] = string(t)
 	}
-	return strings.Join(texts, ",")
-}
-
-// counts formats the number of allocs in each state, sorted.
-func counts(m map[agent.AllocState]int) string {
-	var parts []string
-	for name, n := range m {
-		parts = append(parts, fmt.Sprintf("%d %s", n, name))
-	}
-	slices.Sort(parts)
-	return strings.Join(parts, ", ")
+	return strings.Join(texts, separator)
 }

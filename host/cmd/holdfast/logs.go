@@ -61,10 +61,7 @@ func onlyTask(c *cobra.Command, client *control.Client, prefix string) (id, task
 		return "", "", err
 	}
 	if len(a.Tasks) != 1 {
-		var names []string
-		for _, t := range a.Tasks {
-			names = append(names, string(t.Name))
-		}
+		names, _ := values(a.Tasks, nil, func(t control.Task) string { return string(t.Name) })
 		return "", "", usageError{fmt.Errorf("alloc %s has several tasks: %s; usage: %s", short(a.ID), listed(names),
 			c.UseLine())}
 	}

@@ -347,6 +347,11 @@ func TestVersionAndWarningsAsJSON(t *testing.T) {
 	var line struct{ Warning string }
 	code := run([]string{"version", "--json"}, &out, &errs)
 	err := errors.Join(json.Unmarshal(out.Bytes(), &v), json.Unmarshal(errs.Bytes(), &line))
+	errs.Reset()
+	(&program{json: true, errs: &errs}).warnStale("etcd has not answered")
+	if !json.Valid(errs.Bytes()) {
+		t.Errorf("%q is no JSON", &errs)
+	}
 	if code != exitOK || err != nil || v.Version != host.Version || len(v.Protocols) == 0 ||
 		!strings.Contains(line.Warning, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=localhost is no URL") {
 		t.Errorf("%d, %v: %s%s", code, err, &out, &errs)

@@ -23,7 +23,7 @@ func newNode(p *program) *cobra.Command {
 				all, err := c.Nodes(ctx)
 				p.warnStale(control.Stale(all))
 				if len(all) > 0 && all[0].Unformed != "" {
-					fmt.Fprintln(p.errs, clean(all[0].Unformed))
+					p.remark(clean(all[0].Unformed))
 				}
 				return all, err
 			}, writeNodes,
@@ -35,10 +35,10 @@ func newNode(p *program) *cobra.Command {
 		newNodeDrain(p), newNodeOutOfService(p), newNodeForget(p))
 }
 
-// warnStale prints on stderr why the shown state of the cluster may be outdated.
+// warnStale prints why the shown state of the cluster may be outdated.
 func (p *program) warnStale(why string) {
 	if why != "" {
-		fmt.Fprintf(p.errs, "this may be outdated: %s\n", clean(why))
+		p.remark("this may be outdated: " + clean(why))
 	}
 }
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -88,8 +87,8 @@ func (p *program) awaitRoll(
 		case !plugin.Rolling():
 			return plugin, nil
 		case plugin.Held() && !drain:
-			fmt.Fprintln(p.errs, "the old instance ends when the volumes that it serves are released; "+
-				"to restart their users: "+display.Command("holdfast plugin roll --drain", plugin.ID))
+			p.remark("the old instance ends when the volumes that it serves are released; " +
+				"to restart their users: " + display.Command("holdfast plugin roll --drain", plugin.ID))
 			return plugin, nil
 		}
 		var err error
@@ -134,7 +133,7 @@ func writeCapacity(to io.Writer, c host.PluginCapacity) error {
 		if bytes == nil {
 			return "unknown"
 		}
-		return cmp.Or(display.Size(*bytes), "0 B")
+		return display.Bytes(*bytes)
 	}
 	return writeFacts(to, "Available", limit(&c.Available), "Largest volume", limit(c.Maximum), "Smallest volume",
 		limit(c.Minimum))

@@ -15,6 +15,7 @@ import (
 	"holdfast/hooks"
 	"holdfast/host"
 	"holdfast/host/agent"
+	"holdfast/host/agent/control"
 	"holdfast/internal/display"
 	"holdfast/internal/mount"
 )
@@ -214,13 +215,13 @@ func (o *foreground) parse(ctx context.Context) error {
 	for _, f := range o.files {
 		src := host.Source{Name: f.Name, Text: f.Text}
 		if f.volume {
-			spec, diags, err := o.host.ParseVolume(ctx, src, parseOptions(f, false))
+			spec, diags, err := o.host.ParseVolume(ctx, src, control.ParseOptions(f.Source))
 			errs = append(errs, err)
 			o.lines.warn(diags)
 			o.volumes = append(o.volumes, spec)
 			continue
 		}
-		job, diags, err := o.host.Parse(ctx, src, parseOptions(f, false))
+		job, diags, err := o.host.Parse(ctx, src, control.ParseOptions(f.Source))
 		o.lines.warn(diags)
 		if err == nil {
 			var warnings []string

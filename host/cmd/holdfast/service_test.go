@@ -140,7 +140,7 @@ func TestSignalIsTheExitCode(t *testing.T) {
 	c := &cobra.Command{}
 	c.SetContext(t.Context())
 	for _, failed := range []bool{true, false} {
-		err := repeatable(func(_ *cobra.Command, ctx context.Context) error {
+		err := repeatable(func(ctx context.Context, _ *cobra.Command, _ []string) error {
 			if err := unix.Kill(os.Getpid(), unix.SIGTERM); err != nil {
 				return err
 			}

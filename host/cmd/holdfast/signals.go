@@ -37,11 +37,11 @@ func (e interrupted) code() int {
 
 // repeatable returns the function of a command that users can repeat after an interruption. The first signal ends the
 // context of do. If do then fails, the error is an interrupted.
-func repeatable(do func(*cobra.Command, context.Context) error) func(*cobra.Command, []string) error {
-	return func(c *cobra.Command, _ []string) error {
+func repeatable(do func(ctx context.Context, c *cobra.Command, args []string) error) runFunc {
+	return func(c *cobra.Command, args []string) error {
 		ctx, stop := withSignals(c.Context())
 		defer stop()
-		err := do(c, ctx)
+		err := do(ctx, c, args)
 		if by, is := errors.AsType[interrupted](context.Cause(ctx)); is && err != nil {
 			by.text = "interrupted; run the command again"
 			return by

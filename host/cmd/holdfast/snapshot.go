@@ -132,15 +132,17 @@ func secretReferences(list []string) (map[string]registry.Secret, error) {
 	}
 	var out map[string]registry.Secret
 	for name, text := range texts {
-		kind, at, _ := strings.Cut(text, ":")
-		secret, known := map[string]registry.Secret{"env": {Env: at}, "file": {File: at}}[kind]
-		if !known || at == "" { // do not print the text: it may be the secret itself
-			return nil, usageError{fmt.Errorf("--secret %s: write %s=env:VARIABLE or %s=file:PATH", name, name, name)}
-		}
 		if out == nil {
 			out = map[string]registry.Secret{}
 		}
-		out[name] = secret
+		switch kind, at, _ := strings.Cut(text, ":"); {
+		case kind == "env" && at != "":
+			out[name] = registry.Secret{Env: at}
+		case kind == "file" && at != "":
+			out[name] = registry.Secret{File: at}
+		default: // do not print the text: it may be the secret itself
+			return nil, usageError{fmt.Errorf("--secret %s: write %[1]s=env:VARIABLE or %[1]s=file:PATH", name)}
+		}
 	}
 	return out, nil
 }

@@ -163,11 +163,8 @@ func when(t time.Time) string {
 	if t.IsZero() {
 		return ""
 	}
-	return clock(t) + " (" + age(t) + ")"
+	return display.UTC(t) + " (" + age(t) + ")"
 }
-
-// clock formats a time in UTC.
-func clock(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
 
 // now is the clock for relative times. Tests replace it.
 var now = time.Now
@@ -177,11 +174,7 @@ func age(t time.Time) string {
 	if t.IsZero() {
 		return ""
 	}
-	d := now().Sub(t)
-	if d < 0 {
-		return "in " + display.Span(-d)
-	}
-	return display.Span(d) + " ago"
+	return display.Ago(now().Sub(t))
 }
 
 func yesNo(b bool) string {

@@ -49,10 +49,18 @@ func (p *program) startTrace(c *cobra.Command) {
 // warn prints a problem that does not end the command.
 func (p *program) warn(text string) {
 	if !p.json {
-		fmt.Fprintln(p.errs, "holdfast:", text)
+		text = "holdfast: " + text
+	}
+	p.remark(text)
+}
+
+// remark prints a remark about the answer of a command on standard error.
+func (p *program) remark(text string) {
+	if p.json {
+		writeJSONLine(p.errs, map[string]string{"warning": text})
 		return
 	}
-	writeJSONLine(p.errs, map[string]string{"warning": text})
+	fmt.Fprintln(p.errs, text)
 }
 
 // endTrace ends the span of the command, and exports the remaining spans.

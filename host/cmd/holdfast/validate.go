@@ -15,6 +15,7 @@ import (
 	"holdfast/hooks"
 	"holdfast/host"
 	"holdfast/host/agent"
+	"holdfast/host/agent/control"
 	"holdfast/host/agent/taskdriver"
 	"holdfast/internal/mount"
 	"holdfast/registry"
@@ -36,19 +37,17 @@ func newValidate(p *program) *cobra.Command {
 		Use: "validate FILE...", Short: "Check job and volume files",
 		Long: `Check job and volume files (- is standard input). Variables may be left without
 a value. No agent is needed. The exit code is 1 if a file is invalid.`,
-		RunE: func(c *cobra.Command, args []string) error {
+		RunE: repeatable(func(ctx context.Context, _ *cobra.Command, args []string) error {
 			files, err := v.readFiles(args)
 			if err != nil {
 				return err
 			}
-			return repeatable(func(_ *cobra.Command, ctx context.Context) error {
-				verdicts, err := validate(ctx, a, files, p.logger("error"))
-				if err != nil {
-					return err
-				}
-				return writeVerdicts(p, verdicts)
-			})(c, args)
-		},
+			verdicts, err := validate(ctx, a, files, p.logger("error"))
+			if err != nil {
+				return err
+			}
+			return writeVerdicts(p, verdicts)
+		}),
 	}
 	v.flags(c)
 	c.Flags().StringVar(&a.shim, "shim", "", "shim binary (default holdfast-shim beside this program or in PATH)")
@@ -87,14 +86,16 @@ func validateFile(ctx context.Context, h *host.Host, drivers []taskdriver.Driver
 		return verdict{File: f.Name, Error: f.err.Error(), Diagnostics: host.Diagnostics{}}
 	}
 	src := host.Source{Name: f.Name, Text: f.Text}
+	o := control.ParseOptions(f.Source)
+	o.Validate = true
 	v := verdict{File: f.Name, Kind: "job"}
 	var err error
 	if f.volume {
 		v.Kind = "volume"
-		_, v.Diagnostics, err = h.ParseVolume(ctx, src, parseOptions(f, true))
+		_, v.Diagnostics, err = h.ParseVolume(ctx, src, o)
 	} else {
 		var job *hooks.Job
-		job, v.Diagnostics, err = h.Parse(ctx, src, parseOptions(f, true))
+		job, v.Diagnostics, err = h.Parse(ctx, src, o)
 		if err == nil {
 			v.Warnings, err = agent.Check(job, drivers, false)
 		}
@@ -155,14 +156,14 @@ func hasNull(text json.RawMessage) bool {
 }
 
 func writeVerdicts(p *program, verdicts []verdict) error {
-	var err error
+	var invalid error
+	if slices.ContainsFunc(verdicts, func(v verdict) bool { return !v.Valid }) {
+		invalid = errReported
+	}
+	if p.json {
+		return errors.Join(writeJSON(p.out, verdicts), invalid)
+	}
 	for _, v := range verdicts {
-		if !v.Valid {
-			err = errReported
-		}
-		if p.json {
-			continue
-		}
 		for _, d := range v.Diagnostics {
 			fmt.Fprintln(p.out, d)
 		}
@@ -178,8 +179,5 @@ func writeVerdicts(p *program, verdicts []verdict) error {
 			fmt.Fprintf(p.out, "%s: valid %s file\n", v.File, v.Kind)
 		}
 	}
-	if p.json {
-		return errors.Join(writeJSON(p.out, verdicts), err)
-	}
-	return err
+	return invalid
 }

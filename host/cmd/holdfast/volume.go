@@ -107,7 +107,7 @@ const usageTimeout = 2 * time.Second
 // withUsage adds the usage of the volume, or the reason why it is unknown. Only a volume that is mounted here has
 // usage.
 func withUsage(ctx context.Context, client *control.Client, v control.Volume) control.Volume {
-	if !mounted(v) {
+	if !v.Mounted() {
 		return v
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, usageTimeout,
@@ -126,11 +126,6 @@ func withUsage(ctx context.Context, client *control.Client, v control.Volume) co
 		v.Unmeasured = "the plugin reports no usage"
 	}
 	return v
-}
-
-func mounted(v control.Volume) bool {
-	return v.Staged == registry.MarkDone ||
-		slices.ContainsFunc(v.Holders, func(h control.Holder) bool { return h.Published == registry.MarkDone })
 }
 
 func writeVolumes(to io.Writer, list []control.Volume) error {
@@ -234,7 +229,7 @@ func (l *factList) addUsage(v control.Volume) {
 func usageText(u host.VolumeUsage) string {
 	amount := func(n int64) string { return fmt.Sprint(n) }
 	if u.Unit == "bytes" {
-		amount = func(n int64) string { return cmp.Or(display.Size(n), "0 B") }
+		amount = display.Bytes
 	}
 	if u.Used == 0 && u.Available == 0 {
 		return fmt.Sprintf("unknown, of %s", amount(u.Total)) // a block device (CSI NodeGetVolumeStats)

@@ -109,11 +109,13 @@ func newVolumeAdopt(p *program) *cobra.Command {
 		Short: "Register an existing volume; its plugin supplies size, context and topology",
 		Args:  argumentCount([]string{"PLUGIN", "[EXTERNAL_ID]"}),
 		RunE: func(c *cobra.Command, args []string) error {
-			read := f.spec
+			var src control.VolumeSubmission
+			var err error
 			if len(args) == 1 {
-				read = f.file
+				src.Submission, err = f.readFile(c, v, args[0])
+			} else {
+				src.Spec, err = f.spec(args[0], args[1])
 			}
-			src, err := read(c, v, args)
 			if err != nil {
 				return err
 			}
@@ -135,38 +137,38 @@ func newVolumeAdopt(p *program) *cobra.Command {
 	return c
 }
 
-// adoptFlags are the flags of volume adopt. They replace the fields of a volume file.
+// adoptFlags are the flags of volume adopt that replace a volume file.
 type adoptFlags struct {
 	namespace, id         string
 	capabilities, secrets []string
 }
 
-// file returns the submission with the volume file that is given instead of the flags.
-func (f *adoptFlags) file(c *cobra.Command, v *variables, args []string) (src control.VolumeSubmission, err error) {
+// readFile reads the volume file that is given instead of the flags.
+func (f *adoptFlags) readFile(c *cobra.Command, v *variables, path string) (control.Submission, error) {
 	for _, name := range []string{"namespace", "id", "capability", "secret"} {
 		if c.Flags().Changed(name) {
-			return src, usageError{fmt.Errorf("--%s goes with PLUGIN EXTERNAL_ID; write it into the volume file", name)}
+			return control.Submission{}, usageError{
+				fmt.Errorf("--%s goes with PLUGIN EXTERNAL_ID; write it into the volume file", name)}
 		}
 	}
-	src.Submission, err = v.readOne(args[0], true)
+	src, err := v.readOne(path, true)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = fmt.Errorf("%w; give a volume file, or PLUGIN EXTERNAL_ID --id ID", err)
 	}
 	return src, err
 }
 
-// spec returns the submission with the spec of the volume that the arguments and flags describe.
-func (f *adoptFlags) spec(_ *cobra.Command, _ *variables, args []string) (src control.VolumeSubmission, err error) {
+// spec returns the volume that the arguments and flags describe.
+func (f *adoptFlags) spec(plugin, external string) (spec *host.VolumeSpec, err error) {
 	if f.id == "" {
-		return src, usageError{errors.New("--id is required, for example --id notes")}
+		return nil, usageError{errors.New("--id is required, for example --id notes")}
 	}
-	spec := host.VolumeSpec{Plugin: host.PluginID(args[0]), External: registry.ExternalID(args[1]),
+	spec = &host.VolumeSpec{Plugin: host.PluginID(plugin), External: registry.ExternalID(external),
 		Namespace: registry.Namespace(f.namespace), ID: registry.VolumeID(f.id)}
 	if spec.Capabilities, err = capabilityFlags(f.capabilities); err == nil {
 		spec.Secrets, err = secretReferences(f.secrets)
 	}
-	src.Spec = &spec
-	return src, err
+	return spec, err
 }
 
 // capabilityFlags parses the values of --capability.
@@ -198,11 +200,7 @@ func writePluginVolumes(to io.Writer, list []host.PluginVolume) error {
 				condition = "abnormal: " + v.Condition.Text()
 			}
 		}
-		nodes := make([]string, len(v.Nodes))
-		for i, n := range v.Nodes {
-			nodes[i] = string(n)
-		}
-		t.add(string(v.External), display.Size(v.Capacity), known, strings.Join(nodes, ", "), condition)
+		t.add(string(v.External), display.Size(v.Capacity), known, join(v.Nodes, ", "), condition)
 	}
 	return t.write(to, "no volumes")
 }
