@@ -26,7 +26,8 @@ var update = flag.Bool("update", false, "write docs/metrics.md")
 // fakeHost returns the values of a test.
 type fakeHost struct {
 	down   bool
-	old    bool // the shim lacks Control.Metrics
+	silent atomic.Int32 // Status fails this number of times
+	old    bool         // the shim lacks Control.Metrics
 	calls  []host.CallMetric
 	swaps  []host.SwapReport
 	list   host.PluginList
@@ -43,6 +44,9 @@ func (h *fakeHost) CallMetrics(context.Context) ([]host.CallMetric, error) {
 }
 
 func (h *fakeHost) Status(context.Context) (host.ShimStatus, error) {
+	if h.silent.Add(-1) >= 0 {
+		return host.ShimStatus{}, host.ErrUnavailable
+	}
 	return host.ShimStatus{OpenIntents: 3, Index: 42}, nil
 }
 
@@ -65,8 +69,12 @@ func (h *fakeHost) VolumeStats(ctx context.Context, n host.VolumeName) ([]host.V
 	return u, 1, err
 }
 
-func (h *fakeHost) Watch(ctx context.Context, _ host.WatchOptions, fn func(host.Event) error) error {
+// Watch sends the events after a cursor, and those without a number.
+func (h *fakeHost) Watch(ctx context.Context, o host.WatchOptions, fn func(host.Event) error) error {
 	for _, e := range h.events {
+		if e.Seq != 0 && e.Seq <= o.After {
+			continue
+		}
 		if err := fn(e); err != nil {
 			return err
 		}
@@ -354,6 +362,17 @@ func TestUsageFollowsPublishAndUnpublish(t *testing.T) {
 		if n := asked.Load(); n != 1 {
 			t.Errorf("an unchanged volume was asked for %d times", n)
 		}
+	})
+}
+
+// Events from before the start of the agent are not counted, even if the shim does not answer at the start.
+func TestOnlyNewEventsAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &fakeHost{events: []host.Event{{Seq: 1, Kind: "staged"}, {Seq: 43, Kind: "staged"}}}
+		h.silent.Store(3)
+		m := running(t, h)
+		time.Sleep(time.Minute)
+		expect(t, scrape(t, m), `holdfast_events_total{kind="staged"} 1`)
 	})
 }
 

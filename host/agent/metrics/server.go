@@ -26,7 +26,8 @@ func (m *Metrics) Serve(ctx context.Context, l net.Listener) error {
 	web := &http.Server{
 		Handler: mux, ReadHeaderTimeout: 10 * time.Second, WriteTimeout: time.Minute, IdleTimeout: 5 * time.Minute,
 	}
-	defer context.AfterFunc(ctx, func() { _ = web.Close() })()
+	stop := context.AfterFunc(ctx, func() { _ = web.Close() })
+	defer stop()
 	if err := web.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve metrics: %w", err)
 	}

@@ -82,12 +82,13 @@ func (m *Metrics) awaitRefresh(ctx context.Context) {
 	}
 }
 
+// countEvents counts the events from its start on.
 func (m *Metrics) countEvents(ctx context.Context) {
-	after := host.Seq(0)
-	if st, err := m.source.Status(ctx); err == nil {
-		after = st.Index
+	after, err := m.awaitIndex(ctx)
+	if err != nil {
+		return
 	}
-	err := m.source.Watch(ctx, host.WatchOptions{After: after}, func(e host.Event) error {
+	err = m.source.Watch(ctx, host.WatchOptions{After: after}, func(e host.Event) error {
 		m.events.WithLabelValues(string(e.Kind)).Inc()
 		if e.Kind == registry.EventPublished || e.Kind == registry.EventUnpublished {
 			select {
@@ -99,6 +100,24 @@ func (m *Metrics) countEvents(ctx context.Context) {
 	})
 	if ctx.Err() == nil {
 		m.log.Error("stopped counting events", "error", err)
+	}
+}
+
+// indexPause is the pause between two requests for the index.
+const indexPause = time.Second
+
+// awaitIndex returns the index of the state, once the shim answers.
+func (m *Metrics) awaitIndex(ctx context.Context) (host.Seq, error) {
+	for {
+		st, err := m.source.Status(ctx)
+		if err == nil {
+			return st.Index, nil
+		}
+		select {
+		case <-time.After(indexPause):
+		case <-ctx.Done():
+			return 0, context.Cause(ctx)
+		}
 	}
 }
 
