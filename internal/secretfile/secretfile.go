@@ -143,7 +143,11 @@ func readNow(path string) ([]byte, error) {
 		return nil, registry.Errorf(registry.ErrUnavailable, "%w", err)
 	}
 	defer f.Close()
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, registry.Errorf(registry.ErrUnavailable, "%w", err)
+	}
+	if !info.Mode().IsRegular() {
 		return nil, registry.Invalid("%s is not a regular file", path)
 	}
 	value, err := io.ReadAll(io.LimitReader(f, Max+2))
