@@ -68,9 +68,9 @@ func prepareArguments(c *cobra.Command, p *program) {
 		if at >= len(listers) || listers[at] == nil {
 			return nil, cobra.ShellCompDirectiveDefault
 		}
-		values, then := complete(c, p, listers[at], args)
+		values, directive := complete(c, p, listers[at], args)
 		typed := args[at:] // the arguments typed for ID...
-		return slices.DeleteFunc(values, func(v string) bool { return slices.Contains(typed, v) }), then
+		return slices.DeleteFunc(values, func(v string) bool { return slices.Contains(typed, v) }), directive
 	}
 	run := p.resolving(c.RunE, listers)
 	c.RunE = run

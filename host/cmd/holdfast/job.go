@@ -193,7 +193,7 @@ func failedAlloc(j control.Job) error {
 func newJobStop(p *program) *cobra.Command {
 	o, wait := agent.StopOptions{}, false
 	c := &cobra.Command{
-		Use: "stop ID...", Short: "Stop jobs",
+		Use: "stop ID...", Short: "Stop jobs and release their volumes",
 		RunE: func(c *cobra.Command, args []string) error {
 			client := p.client()
 			status := "is stopping"

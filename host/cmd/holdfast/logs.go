@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -98,15 +99,22 @@ a terminal.`,
 // jobTask is a task of an alloc.
 type jobTask struct{ alloc, task string }
 
-// newestTasks returns the tasks of the newest alloc in each slot of a job. The newest of the job's allocs comes last.
+// newestTasks returns the tasks of the newest alloc in each slot of a job. Job.Allocs has the newest alloc last.
 func newestTasks(job control.Job) (list []jobTask) {
-	newest := map[string]control.Alloc{}
-	for _, a := range job.Allocs {
-		newest[fmt.Sprintf("%s[%06d]", a.Group, a.Index)] = a
+	type slot struct {
+		group string
+		index uint64
 	}
-	for _, slot := range slices.Sorted(maps.Keys(newest)) {
-		for _, t := range newest[slot].Tasks {
-			list = append(list, jobTask{newest[slot].ID, string(t.Name)})
+	newest := map[slot]control.Alloc{}
+	for _, a := range job.Allocs {
+		newest[slot{a.Group, a.Index}] = a
+	}
+	allocs := slices.SortedFunc(maps.Values(newest), func(x, y control.Alloc) int {
+		return cmp.Or(cmp.Compare(x.Group, y.Group), cmp.Compare(x.Index, y.Index))
+	})
+	for _, a := range allocs {
+		for _, t := range a.Tasks {
+			list = append(list, jobTask{a.ID, string(t.Name)})
 		}
 	}
 	return list

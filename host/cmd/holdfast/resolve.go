@@ -34,23 +34,23 @@ func (p *program) resolving(run runFunc, listers []lister) runFunc {
 			if list == nil {
 				continue
 			}
-			known, failed := list.known(c, p, resolved[:i])
-			if failed != nil || slices.Contains(known, arg) {
+			known, listErr := list.known(c, p, resolved[:i])
+			if listErr != nil || slices.Contains(known, arg) {
 				continue
 			}
 			like, isPrefix := similar(arg, known)
+			isShortAlloc := i == 0 && c.Parent().Name() == "alloc" && len(arg) >= shortID
 			switch {
 			case len(like) == 0:
 				return err
-			case isPrefix && i == 0 && c.Parent().Name() == "alloc" && len(arg) >= shortID:
-				continue // the agent has found the alloc
-			case isPrefix && slices.Contains(readOnly, c.Name()) && len(like) == 1:
-				resolved[i] = like[0]
-			case isPrefix && slices.Contains(readOnly, c.Name()):
-				return registry.Invalid("several IDs start with %q: %s", arg, listed(like))
-			default:
+			case isPrefix && isShortAlloc: // the agent has found the alloc
+				continue
+			case !isPrefix || !slices.Contains(readOnly, c.Name()):
 				return registry.Errorf(registry.ErrNotFound, "%w; did you mean %s?", err, listed(like))
+			case len(like) > 1:
+				return registry.Invalid("several IDs start with %q: %s", arg, listed(like))
 			}
+			resolved[i] = like[0]
 		}
 		if slices.Equal(resolved, args) {
 			return err
