@@ -332,19 +332,19 @@ func (s *Server) someBlocks(ctx context.Context, encoded []byte) ([]byte, error)
 		return nil, wire.Status(registry.Invalid("request for blocks: %w", err))
 	}
 	var all *pb.SnapshotBlocksReply
-	enough := errors.New("enough")
+	full := false
 	err := (&snapshots{s: s}).blocks(ctx, &req, func(part *pb.SnapshotBlocksReply) error {
 		if all == nil {
 			all = part
 		} else {
 			all.Ranges, all.NextOffset = append(all.Ranges, part.GetRanges()...), part.GetNextOffset()
 		}
-		if len(all.GetRanges()) >= maxRanges {
-			return enough
+		if full = len(all.GetRanges()) >= maxRanges; full {
+			return errors.New("the answer is full") // ends the list
 		}
 		return nil
 	})
-	if err != nil && !errors.Is(err, enough) {
+	if err != nil && !full {
 		return nil, err
 	}
 	if all == nil {

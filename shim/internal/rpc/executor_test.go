@@ -17,6 +17,8 @@ import (
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
 	"holdfast/shim/internal/cluster"
+	"holdfast/shim/internal/controller"
+	"holdfast/shim/internal/csi"
 	"holdfast/shim/internal/intent"
 )
 
@@ -134,5 +136,51 @@ func TestCallForANewVolumeGoesToItsNode(t *testing.T) {
 	c, elsewhere, err := e.active.remoteCall(t.Context(), pb.Volumes_Deregister_FullMethodName, req)
 	if !elsewhere || err != nil || c.To != "there" {
 		t.Errorf("recorded by another node: passed on %v to %q, %v", elsewhere, c.To, err)
+	}
+}
+
+// manyBlocks is a driver whose snapshots have blocks one after the other.
+type manyBlocks struct{ controller.SnapshotDriver }
+
+func (manyBlocks) SnapshotBlocks(
+	_ context.Context, _ registry.InstanceKey, r csi.BlocksRequest, receive func(registry.Blocks) error,
+) error {
+	const total = maxRanges + 5
+	for at := r.Offset; at < total; {
+		page := registry.Blocks{Type: registry.FixedLength, Capacity: total}
+		for ; at < total && len(page.Ranges) < int(r.Max); at++ {
+			page.Ranges = append(page.Ranges, registry.BlockRange{Offset: at, Size: 1})
+		}
+		if err := receive(page); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// A list of blocks that is too long for one answer to another node continues in the next answer.
+func TestLongListOfBlocksIsAnsweredInParts(t *testing.T) {
+	e := newEnv(t)
+	c := instance("c")
+	c.Role = registry.RoleController
+	c.Fingerprint.Capabilities = []registry.Capability{registry.SnapshotMetadata}
+	e.register(t, c)
+	snap := registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: "default", ID: "s"}, Plugin: "p",
+		External: "e-s", State: registry.SnapshotReady}
+	put(t, e.log, snap)
+	e.active.Snapshots = controller.NewSnapshots(e.active.Volumes, manyBlocks{})
+	req := &pb.SnapshotBlocksRequest{Snapshot: &pb.SnapshotName{Id: "s"}}
+	ranges := 0
+	for _, want := range []int{maxRanges, 5, 0} {
+		text, err := proto.Marshal(req)
+		must(t, err)
+		answer, err := e.server.Serve(t.Context(), pb.Snapshots_Blocks_FullMethodName, text)
+		must(t, err)
+		var part pb.SnapshotBlocksReply
+		must(t, proto.Unmarshal(answer, &part))
+		if ranges += want; len(part.GetRanges()) != want || part.GetNextOffset() != int64(ranges) {
+			t.Fatalf("%d ranges up to %d; want %d up to %d", len(part.GetRanges()), part.GetNextOffset(), want, ranges)
+		}
+		req.StartingOffset = part.GetNextOffset()
 	}
 }
