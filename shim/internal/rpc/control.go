@@ -136,14 +136,17 @@ func (c *control) copyTo(ctx context.Context, path string) error {
 	if err != nil {
 		return registry.Invalid("cannot write a copy of the state: %w", err)
 	}
-	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
-		return registry.Invalid("cannot write a copy of the state to %s: not a file: %w", path,
-			errors.Join(err, file.Close()))
+	info, err := file.Stat()
+	switch {
+	case err != nil:
+	case !info.Mode().IsRegular():
+		err = registry.Invalid("cannot write a copy of the state: %s is not a regular file", path)
+	default:
+		_, err = c.s.life.Snapshot(ctx, func(chunk []byte) error {
+			_, err := file.Write(chunk)
+			return err
+		})
 	}
-	_, err = c.s.life.Snapshot(ctx, func(chunk []byte) error {
-		_, err := file.Write(chunk)
-		return err
-	})
 	if err = errors.Join(err, file.Close()); errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		return registry.Errorf(registry.ErrExhausted, "%v: a swap needs room for a copy of the state; free some there",
 			err)

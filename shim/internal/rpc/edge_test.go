@@ -116,6 +116,13 @@ func TestIDsAreCheckedAtTheEdge(t *testing.T) {
 	}))
 }
 
+func TestCopyOfTheStateNeedsAFile(t *testing.T) {
+	err := newEnv(t).invoke(t, "Control/Snapshot", &pb.SnapshotRequest{File: "/dev/null"})
+	if status.Convert(err).Message() != "cannot write a copy of the state: /dev/null is not a regular file" {
+		t.Errorf("%v", err)
+	}
+}
+
 // A page ends at pageSize records or pageBytes. A change between two pages neither hides nor repeats a record.
 func TestPagesHoldAllOnceAndInOrder(t *testing.T) {
 	e := newEnv(t)
