@@ -92,6 +92,7 @@ func TestIDsAreCheckedAtTheEdge(t *testing.T) {
 		check(what, "Volumes/Expand", &pb.ExpandVolumeRequest{Call: call, Name: name})
 		check(what, "Volumes/Stats", &pb.VolumeStatsRequest{Name: name})
 		check(what, "Volumes/List", &pb.ListVolumesRequest{Namespace: bad})
+		check(what, "Claims/List", &pb.ListClaimsRequest{Volume: name})
 		check(what, "Events/Watch", &pb.WatchRequest{Role: bad})
 	}
 	long := strings.Repeat("x", 4097)
@@ -114,6 +115,21 @@ func TestIDsAreCheckedAtTheEdge(t *testing.T) {
 		}
 		return nil
 	}))
+}
+
+func TestClaimsOfAVolumeInTheDefaultNamespaceAreListed(t *testing.T) {
+	e := newEnv(t)
+	v := volume("v")
+	put(t, e.log, registry.Claim{Volume: v.VolumeKey(), Name: v.VolumeName(), Alloc: "a", Request: "r", Node: "n"})
+	for name, want := range map[*pb.VolumeName]int{
+		nil: 1, {Id: "v"}: 1, {Namespace: "default", Id: "v"}: 1, {Namespace: "other", Id: "v"}: 0, {Id: "w"}: 0,
+	} {
+		reply, err := pb.NewClaimsClient(e.conn).List(t.Context(), &pb.ListClaimsRequest{Volume: name})
+		must(t, err)
+		if len(reply.GetClaims()) != want {
+			t.Errorf("of %v: %v", name, reply.GetClaims())
+		}
+	}
 }
 
 func TestCopyOfTheStateNeedsAFile(t *testing.T) {

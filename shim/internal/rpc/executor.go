@@ -214,45 +214,48 @@ func (a *Active) remoteCall(
 }
 
 // executorOf returns the executor for the volume, snapshot or plugin of the request; zero: it is not known. A new
-// volume is made where its source is.
+// volume is made where its source is. Invalid names are left to the call's own handler.
 func executorOf(v registry.View, method string, req request) registry.ExecutorKey {
-	volume := func(namespace, id string) registry.ExecutorKey {
-		volume, _ := v.Volume(registry.VolumeName{Namespace: registry.Namespace(namespace), ID: registry.VolumeID(id)})
+	ofVolume := func(m *pb.VolumeName) registry.ExecutorKey {
+		name, _ := volumeName(m)
+		volume, _ := v.Volume(name)
 		return volume.ExecutedBy()
+	}
+	ofSnapshot := func(m *pb.SnapshotName, find func(registry.SnapshotName) (registry.VolumeSnapshot, bool),
+	) registry.ExecutorKey {
+		name, _ := snapshotName(m)
+		snap, _ := find(name)
+		return snap.ExecutedBy()
 	}
 	switch r := req.(type) {
 	case interface{ GetSpec() *pb.VolumeSpec }:
 		s := r.GetSpec()
-		by := volume(s.GetNamespace(), s.GetId())
+		by := ofVolume(&pb.VolumeName{Namespace: s.GetNamespace(), Id: s.GetId()})
 		if by.Plugin == "" {
 			by = registry.ExecutorKey{Plugin: registry.PluginID(s.GetPluginId()), Node: registry.NodeName(s.GetNode())}
 		}
 		if by.Node == "" {
-			snap, _ := v.Snapshot(registry.SnapshotName{Namespace: registry.Namespace(s.GetNamespace()),
-				ID: registry.SnapshotID(s.GetSnapshotId())})
-			by.Node = cmp.Or(volume(s.GetNamespace(), s.GetCloneId()).Node, snap.Node)
+			by.Node = cmp.Or(ofVolume(&pb.VolumeName{Namespace: s.GetNamespace(), Id: s.GetCloneId()}).Node,
+				ofSnapshot(&pb.SnapshotName{Namespace: s.GetNamespace(), Id: s.GetSnapshotId()}, v.Snapshot).Node)
 		}
 		return by
 	case interface{ GetName() *pb.VolumeName }:
-		volume, _ := v.Volume(wire.VolumeName(r.GetName()))
-		return volume.ExecutedBy()
+		return ofVolume(r.GetName())
 	case *pb.CreateSnapshotRequest:
 		spec := r.GetSpec()
 		for _, id := range append(spec.GetVolumeIds(), spec.GetVolumeId()) {
-			if by := volume(spec.GetName().GetNamespace(), id); by.Plugin != "" {
+			by := ofVolume(&pb.VolumeName{Namespace: spec.GetName().GetNamespace(), Id: id})
+			if by.Plugin != "" {
 				return by
 			}
 		}
 	case interface{ GetName() *pb.SnapshotName }:
-		find := v.Snapshot
 		if method == pb.Snapshots_DeleteGroup_FullMethodName || method == pb.Snapshots_DeregisterGroup_FullMethodName {
-			find = v.GroupSnapshot
+			return ofSnapshot(r.GetName(), v.GroupSnapshot)
 		}
-		snap, _ := find(wire.SnapshotName(r.GetName()))
-		return snap.ExecutedBy()
+		return ofSnapshot(r.GetName(), v.Snapshot)
 	case *pb.SnapshotBlocksRequest:
-		snap, _ := v.Snapshot(wire.SnapshotName(r.GetSnapshot()))
-		return snap.ExecutedBy()
+		return ofSnapshot(r.GetSnapshot(), v.Snapshot)
 	case interface{ GetPlugin() string }:
 		return registry.ExecutorKey{Plugin: registry.PluginID(r.GetPlugin())}
 	}

@@ -139,6 +139,32 @@ func TestCallForANewVolumeGoesToItsNode(t *testing.T) {
 	}
 }
 
+// A host may leave the namespace of a volume or snapshot empty: then it is the default one.
+func TestCallsWithoutANamespaceGoToTheirNode(t *testing.T) {
+	e := newEnv(t)
+	there := volume("v")
+	there.Node = "there"
+	snap := registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: there.Namespace, ID: "s"},
+		Plugin: there.Plugin, Node: "there"}
+	put(t, e.log, registry.Node{Name: "there", State: registry.NodeReady}, there, snap)
+	name, snapName := &pb.VolumeName{Id: "v"}, &pb.SnapshotName{Id: "s"}
+	for method, req := range map[string]request{
+		pb.Volumes_Expand_FullMethodName:       &pb.ExpandVolumeRequest{Name: name},
+		pb.VolumeChanges_Update_FullMethodName: &pb.UpdateVolumeRequest{Spec: &pb.VolumeSpec{Id: "v", PluginId: "p"}},
+		pb.Volumes_Create_FullMethodName: &pb.CreateVolumeRequest{
+			Spec: &pb.VolumeSpec{Id: "clone", PluginId: "p", CloneId: "v"}},
+		pb.Snapshots_Create_FullMethodName: &pb.CreateSnapshotRequest{
+			Spec: &pb.SnapshotSpec{Name: &pb.SnapshotName{Id: "new"}, VolumeId: "v"}},
+		pb.Snapshots_Delete_FullMethodName: &pb.DeleteSnapshotRequest{Name: snapName},
+		pb.Snapshots_Blocks_FullMethodName: &pb.SnapshotBlocksRequest{Snapshot: snapName},
+	} {
+		c, elsewhere, err := e.active.remoteCall(t.Context(), method, req)
+		if err != nil || !elsewhere || c.To != "there" {
+			t.Errorf("%s: passed on %v to %q, %v", method, elsewhere, c.To, err)
+		}
+	}
+}
+
 // manyBlocks is a driver whose snapshots have blocks one after the other.
 type manyBlocks struct{ controller.SnapshotDriver }
 

@@ -215,9 +215,16 @@ func (c *claims) List(ctx context.Context, req *pb.ListClaimsRequest) (*pb.ListC
 	key := func(cl registry.Claim) string { return cl.Key().Path }
 	part, next, at, err := list(ctx, c.s, req, []registry.Bucket{registry.BucketClaims}, key, wire.ClaimProto,
 		func(ctx context.Context, a *Active) ([]registry.Claim, registry.Seq, error) {
+			var only registry.VolumeName
+			if req.GetVolume() != nil {
+				var err error
+				if only, err = volumeName(req.GetVolume()); err != nil {
+					return nil, 0, err
+				}
+			}
 			all, at, err := a.Allocs.Claims(ctx)
 			return slices.DeleteFunc(all, func(cl registry.Claim) bool {
-				return req.GetVolume() != nil && cl.Name != wire.VolumeName(req.GetVolume()) ||
+				return req.GetVolume() != nil && cl.Name != only ||
 					req.GetAlloc() != "" && string(cl.Alloc) != req.GetAlloc()
 			}), at, err
 		})
