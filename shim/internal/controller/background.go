@@ -18,14 +18,16 @@ func (w wakeup) Wake() {
 }
 
 // runUnfinished calls resume for each unfinished operation that list returns, at most once at a time for each key. It
-// calls list again after each Wake, and returns when ctx has ended and all operations have returned. first is true for
-// the operations that the process finds at its start.
+// calls list again after each Wake. It returns when ctx has ended, or when list has failed; before that it ends all
+// operations and waits for them. first is true for the operations that the process finds at its start.
 func runUnfinished[K comparable](
 	ctx context.Context, wake wakeup, list func(context.Context) ([]K, error),
 	resume func(ctx context.Context, key K, first bool),
 ) error {
+	ctx, cancel := context.WithCancel(ctx)
 	var all sync.WaitGroup
 	defer all.Wait()
+	defer cancel()
 	var mu sync.Mutex // guards running
 	running := map[K]bool{}
 	for first := true; ; first = false {

@@ -107,6 +107,33 @@ func TestVolumeIsDeregisteredBetweenTwoTries(t *testing.T) {
 	})
 }
 
+// If Run cannot read the state, it returns, although an operation is still tried again.
+func TestRunReturnsIfTheStateCannotBeRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, of(registry.CreateDelete))
+		d.faults = slices.Repeat([]fault{uncertain("UNKNOWN", false)}, 1000)
+		wantErr(t, "", errOf(d.Controller.Create(t.Context(), call, spec())), registry.ErrUncertain, "")
+		damaged, list := errors.New("damaged"), d.unfinished
+		done := make(chan error, 1)
+		go func() {
+			done <- runUnfinished(t.Context(), d.wakeup, func(ctx context.Context) ([]registry.VolumeName, error) {
+				names, err := list(ctx)
+				list = func(context.Context) ([]registry.VolumeName, error) { return nil, damaged }
+				return names, err
+			}, d.resume)
+		}()
+		time.Sleep(time.Minute)
+		d.Wake()
+		synctest.Wait()
+		select {
+		case err := <-done:
+			wantErr(t, "", err, damaged, "")
+		default:
+			t.Error("Run goes on")
+		}
+	})
+}
+
 // Attach waits for an absent controller if a task for it is known, or if the controller created the volume. So no
 // volume is used without being attached.
 func TestAttachWaitsForAnAbsentController(t *testing.T) {
