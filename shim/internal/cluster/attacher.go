@@ -107,7 +107,7 @@ func (a *Attacher) FeasibleCreate(view registry.View, s registry.VolumeSpec) (re
 	if by := (registry.ExecutorKey{Plugin: s.Plugin}); !executorReady(view, by) {
 		reasons = append(reasons, registry.Infeasible{Kind: registry.InfeasibleUnhealthy, Detail: describe(view, by)})
 	}
-	return reasons
+	return append(reasons, controller.FeasibleSpec(view, s)...)
 }
 
 // AwaitAttach and AwaitDetach do not wait: Attach and Detach wait for the executor.

@@ -384,8 +384,7 @@ func createRequest(inst registry.Instance, s registry.Volume) csi.CreateRequest 
 	return r
 }
 
-// createChange returns the change that stores the record of a new volume. It refuses a name that another volume of the
-// plugin has, because a plugin returns the same volume for two requests with the same name. It also refuses a source
+// createChange returns the change that stores the record of a new volume. It refuses a name that is taken, and a source
 // that has changed since newRecord, because its deletion may have begun. wanted is as in attempt.
 func createChange(view registry.View, v registry.Volume, wanted func(registry.View) error) (registry.Change, error) {
 	old, err := storedLike(view, v)
@@ -395,12 +394,8 @@ func createChange(view registry.View, v registry.Volume, wanted func(registry.Vi
 	if old.State != "" { // names were compared when the record was stored
 		return registry.Change{}, nil
 	}
-	for _, other := range view.VolumesNamed(v.Plugin, v.Name) {
-		if other.VolumeName() != v.VolumeName() {
-			return registry.Change{}, registry.Errorf(registry.ErrExists,
-				"volume %s already has the name %q at plugin %s; choose another name",
-				other.VolumeName(), v.Name, v.Plugin)
-		}
+	if err := checkNameFree(view, v.VolumeSpec); err != nil {
+		return registry.Change{}, err
 	}
 	if wanted != nil {
 		if err := wanted(view); err != nil {
@@ -408,6 +403,19 @@ func createChange(view registry.View, v registry.Volume, wanted func(registry.Vi
 		}
 	}
 	return registry.Change{Put: []registry.Record{v}}, checkSource(view, v)
+}
+
+// checkNameFree returns an ErrExists if another volume of the plugin has the name: a plugin returns the same volume for
+// two requests with the same name.
+func checkNameFree(view registry.View, s registry.VolumeSpec) error {
+	for _, other := range view.VolumesNamed(s.Plugin, s.Name) {
+		if other.VolumeName() != s.VolumeName() {
+			return registry.Errorf(registry.ErrExists,
+				"volume %s already has the name %q at plugin %s; choose another name",
+				other.VolumeName(), s.Name, s.Plugin)
+		}
+	}
+	return nil
 }
 
 // acceptCreated checks the plugin's response and copies it to v. If only the id is usable, it copies the id alone, so

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"slices"
 	"testing"
 
 	"holdfast/registry"
@@ -50,6 +51,41 @@ func (m meddling) Resolve(
 ) (map[string]registry.SecretValue, error) {
 	m.meddle()
 	return m.vault.Resolve(ctx, refs)
+}
+
+// A job's volume is infeasible for each reason for which its creation would be refused.
+func TestFeasibleCreateSaysWhatCreateWouldMeet(t *testing.T) {
+	zone := []registry.Topology{{"zone": "a"}}
+	for what, c := range map[string]struct {
+		change func(*registry.VolumeSpec)
+		kind   registry.InfeasibleKind
+	}{
+		"nothing":              {func(*registry.VolumeSpec) {}, ""},
+		"a name that is taken": {func(s *registry.VolumeSpec) { s.Name = "data" }, registry.InfeasibleNotReady},
+		"a preference that is not required": {func(s *registry.VolumeSpec) {
+			s.Required, s.Preferred = zone, []registry.Topology{{"zone": "b"}}
+		}, registry.InfeasibleRequest},
+		"a source that is unknown": {func(s *registry.VolumeSpec) { s.CloneID = "none" }, registry.InfeasibleNotReady},
+	} {
+		d := open(t, of(registry.CreateDelete, registry.PluginTopology, registry.CloneVolume), ready())
+		s := spec()
+		s.ID, s.Name = "other", "other"
+		c.change(&s)
+		var kinds []registry.InfeasibleKind
+		d.view(func(view registry.View) {
+			for _, r := range d.FeasibleCreate(view, s) {
+				kinds = append(kinds, r.Kind)
+			}
+		})
+		var want []registry.InfeasibleKind
+		if c.kind != "" {
+			want = append(want, c.kind)
+		}
+		err := errOf(d.Controller.Create(t.Context(), call, s))
+		if !slices.Equal(kinds, want) || (err != nil) != (c.kind != "") {
+			t.Errorf("%s: infeasible %q, want %q; %v", what, kinds, want, err)
+		}
+	}
 }
 
 // Before a creation is recorded, the deletion of its source may begin, or another source may get the name.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"holdfast/registry"
@@ -49,18 +50,28 @@ func (m *Controller) ProvideIf(
 // FeasibleCreate returns the reasons why the volume cannot be created now.
 func (m *Controller) FeasibleCreate(view registry.View, s registry.VolumeSpec) []registry.Infeasible {
 	reasons := intent.FeasibleAt(m.Plugins, registry.RoleController, s.Plugin, registry.Usage{})
-	add := func(kind registry.InfeasibleKind, err error) {
-		if err != nil {
-			reasons = append(reasons, registry.Infeasible{Kind: kind, Detail: err.Error()})
-		}
-	}
 	if inst, found := m.Plugins.Find(registry.RoleController, s.Plugin); found {
-		add(registry.InfeasibleUnsupported, checkCreator(inst, s))
-		s.Node, _ = m.nodeFor(inst, s)
+		reasons = append(reasons, infeasible(registry.InfeasibleUnsupported, checkCreator(inst, s))...)
+		s.Node, _ = m.nodeFor(inst, s) // a create block names no node
 	}
-	_, _, err := sourceOf(view, s)
-	add(registry.InfeasibleNotReady, err)
-	return reasons
+	return append(reasons, FeasibleSpec(view, s)...)
+}
+
+// FeasibleSpec returns the reasons of FeasibleCreate that do not depend on the plugin's controller.
+func FeasibleSpec(view registry.View, s registry.VolumeSpec) []registry.Infeasible {
+	_, _, noSource := sourceOf(view, s)
+	return slices.Concat(
+		infeasible(registry.InfeasibleRequest, checkPreferred(s)),
+		infeasible(registry.InfeasibleNotReady, checkNameFree(view, s)),
+		infeasible(registry.InfeasibleNotReady, noSource))
+}
+
+// infeasible returns err as a reason, or nothing if err is nil.
+func infeasible(kind registry.InfeasibleKind, err error) []registry.Infeasible {
+	if err == nil {
+		return nil
+	}
+	return []registry.Infeasible{{Kind: kind, Detail: err.Error()}}
 }
 
 // Discard records that Run is to delete the volume of an alloc that has ended. It does so only if the create block made
