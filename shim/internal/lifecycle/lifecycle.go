@@ -73,7 +73,7 @@ func (p *Process) committing(at CommitPoint) func(registry.Change) {
 // New returns a Process in the state Candidate.
 func New(version string, log hclog.Logger) *Process {
 	p := &Process{
-		version: version, log: log, callbacks: &rpc.Callbacks{}, fatal: make(chan error, 1),
+		version: version, log: log, callbacks: rpc.NewCallbacks(), fatal: make(chan error, 1),
 		state: Candidate,
 	}
 	p.server = rpc.New(p, p.callbacks, log)

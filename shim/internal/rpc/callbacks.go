@@ -24,14 +24,17 @@ const (
 // maxSecret bounds a secret's value, in bytes.
 const maxSecret = secretfile.Max
 
-// Callbacks sends requests to the host, over a stream that the host opens. The zero value waits for that stream.
+// Callbacks sends requests to the host, over a stream that the host opens. A request waits for that stream.
 type Callbacks struct {
 	pb.UnimplementedCallbacksServer
+	queue chan *callback // leads to the newest stream
 
-	mu     sync.Mutex     // guards the fields below; held only briefly
-	queue  chan *callback // leads to the open stream
-	cancel func()         // stops the use of the newest stream
+	mu         sync.Mutex // guards stopNewest; held only briefly
+	stopNewest func()     // makes the newest stream take no more requests
 }
+
+// NewCallbacks returns the Callbacks of a process whose host has not opened a stream yet.
+func NewCallbacks() *Callbacks { return &Callbacks{queue: make(chan *callback), stopNewest: func() {}} }
 
 // callback is one request to the host.
 type callback struct {
@@ -39,27 +42,13 @@ type callback struct {
 	reply chan *pb.CallbackReply // gets one reply, or is closed at the end of the stream
 }
 
-// requestQueue returns the queue of requests. A new stream passes its cancel function: requestQueue calls that of the
-// older stream, and keeps the new one. Other callers pass nil.
-func (c *Callbacks) requestQueue(cancel func()) chan *callback {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.queue == nil {
-		c.queue = make(chan *callback)
-	}
-	if cancel != nil {
-		if c.cancel != nil {
-			c.cancel()
-		}
-		c.cancel = cancel
-	}
-	return c.queue
-}
-
-// Serve serves the host's stream. A newer stream replaces the older one.
+// Serve serves the host's stream. New requests go to the newest stream only.
 func (c *Callbacks) Serve(stream grpc.BidiStreamingServer[pb.CallbackReply, pb.CallbackRequest]) error {
 	ctx, cancel := context.WithCancel(stream.Context())
-	queue := c.requestQueue(cancel)
+	c.mu.Lock()
+	c.stopNewest()
+	c.stopNewest = cancel
+	c.mu.Unlock()
 	var pending sync.Map // of *callback by ID: the requests on this stream that have no reply yet
 	defer pending.Range(func(_, call any) bool {
 		close(call.(*callback).reply)
@@ -71,7 +60,7 @@ func (c *Callbacks) Serve(stream grpc.BidiStreamingServer[pb.CallbackReply, pb.C
 	sending.Go(func() {
 		for id := uint64(1); ; id++ {
 			select {
-			case call := <-queue:
+			case call := <-c.queue:
 				call.req.Id = id
 				pending.Store(id, call)
 				if stream.Send(call.req) != nil {
@@ -107,7 +96,7 @@ func (c *Callbacks) call(ctx context.Context, what string, req *pb.CallbackReque
 		req.Deadline = durationpb.New(time.Until(end))
 		call := &callback{req, make(chan *pb.CallbackReply, 1)}
 		select {
-		case c.requestQueue(nil) <- call:
+		case c.queue <- call:
 		case <-ctx.Done():
 			return nil, registry.Errorf(registry.ErrUnavailable, "%s: the host serves no callbacks: %w", what,
 				context.Cause(ctx))

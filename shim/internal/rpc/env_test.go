@@ -40,7 +40,7 @@ type env struct {
 
 // newCandidate returns an env whose shim is not active.
 func newCandidate(t *testing.T) *env {
-	e := &env{log: registrytest.NewLog(time.Now), callbacks: &Callbacks{}}
+	e := &env{log: registrytest.NewLog(time.Now), callbacks: NewCallbacks()}
 	e.server = New(idle{}, e.callbacks, hclog.NewNullLogger())
 	listener := bufconn.Listen(1 << 20)
 	g := grpc.NewServer(grpc.WaitForHandlers(true))

@@ -30,7 +30,7 @@ func newBlocking(t *testing.T) (*Server, *registrytest.Log, context.CancelCauseF
 	ctx, cancel := context.WithCancelCause(t.Context())
 	calls := intent.Calls{Sender: intent.Sender{State: log, Now: time.Now}, Plugins: table, Locks: &intent.Locks{}}
 	volumes := controller.New(calls, nil, nil, nil)
-	s := New(idle{}, &Callbacks{}, nil)
+	s := New(idle{}, NewCallbacks(), nil)
 	s.Set(&Active{Node: "here", State: log, Table: table, Notifier: notifier, Context: ctx,
 		Tasks:  task.NewTasks(task.New(log, nil, task.Clock{Now: time.Now}, nil, nil), nil, hooks.Layout{}, nil),
 		Uses:   task.Uses{State: log, Mounts: noMounts{}, Running: func(registry.TaskKey) int { return 0 }},

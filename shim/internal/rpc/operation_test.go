@@ -29,7 +29,7 @@ type operationEnv struct {
 }
 
 func newOperationEnv(t *testing.T, log *registrytest.Log) *operationEnv {
-	e := &operationEnv{t: t, log: log, server: New(idle{}, &Callbacks{}, hclog.NewNullLogger()),
+	e := &operationEnv{t: t, log: log, server: New(idle{}, NewCallbacks(), hclog.NewNullLogger()),
 		gate: make(chan struct{})}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	e.release = cancel
