@@ -1,9 +1,9 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
-	"errors"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -84,10 +84,7 @@ func (p *plugins) ForgetEndpointUses(
 	plugin, err := registry.ParsePluginID(req.GetPlugin())
 	external, badID := registry.ParseExternalID(req.GetExternalId())
 	f := wire.Force(req.GetForce())
-	if err = errors.Join(err, badID); err == nil && (f.By == "" || len(f.By) > maxOperator) {
-		err = registry.Invalid("the operator's name has %d bytes; 1 to %d are allowed", len(f.By), maxOperator)
-	}
-	if err != nil {
+	if err := cmp.Or(err, badID, checkOperator(f.By)); err != nil {
 		return nil, wire.Status(err)
 	}
 	key := registry.VolumeKey{Plugin: plugin, External: external}

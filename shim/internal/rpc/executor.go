@@ -36,37 +36,35 @@ func (r recorder) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	r.ServiceRegistrar.RegisterService(desc, impl)
 }
 
-// executorMethods are the methods that a plugin's executor carries out, because they make controller calls.
-var executorMethods = map[string]bool{
-	pb.Volumes_Create_FullMethodName:            true,
-	pb.Volumes_Register_FullMethodName:          true,
-	pb.Volumes_Delete_FullMethodName:            true,
-	pb.Volumes_Deregister_FullMethodName:        true,
-	pb.Volumes_Expand_FullMethodName:            true,
-	pb.Volumes_Detach_FullMethodName:            true,
-	pb.VolumeChanges_Modify_FullMethodName:      true,
-	pb.VolumeChanges_Update_FullMethodName:      true,
-	pb.VolumeChanges_Adopt_FullMethodName:       true,
-	pb.Snapshots_Create_FullMethodName:          true,
-	pb.Snapshots_Delete_FullMethodName:          true,
-	pb.Snapshots_Deregister_FullMethodName:      true,
-	pb.Snapshots_CreateGroup_FullMethodName:     true,
-	pb.Snapshots_DeleteGroup_FullMethodName:     true,
-	pb.Snapshots_DeregisterGroup_FullMethodName: true,
-}
+// executorCall says why the executor of a plugin carries out a method. Zero: each node carries it out itself.
+type executorCall int
 
-// recordMethods are the methods that only remove records. If the node that has the volume is lost, this node carries
-// them out.
-var recordMethods = map[string]bool{
-	pb.Volumes_Deregister_FullMethodName: true, pb.Snapshots_Deregister_FullMethodName: true,
-	pb.Snapshots_DeregisterGroup_FullMethodName: true,
-}
+const (
+	changes executorCall = iota + 1 // it makes controller calls that change something
+	removes                         // it only removes records; if the node of the volume is lost, this node does that
+	reads                           // it asks the controller and changes nothing; any node with a controller does that
+)
 
-// readingMethods are the methods that ask a plugin's controller and change nothing. A node that has no such controller
-// passes them to the executor.
-var readingMethods = map[string]bool{
-	pb.Plugins_Capacity_FullMethodName: true, pb.VolumeChanges_ListAtPlugin_FullMethodName: true,
-	pb.Snapshots_ListAtPlugin_FullMethodName: true, pb.Snapshots_Blocks_FullMethodName: true,
+var executorCalls = map[string]executorCall{
+	pb.Volumes_Create_FullMethodName:             changes,
+	pb.Volumes_Register_FullMethodName:           changes,
+	pb.Volumes_Delete_FullMethodName:             changes,
+	pb.Volumes_Deregister_FullMethodName:         removes,
+	pb.Volumes_Expand_FullMethodName:             changes,
+	pb.Volumes_Detach_FullMethodName:             changes,
+	pb.VolumeChanges_Modify_FullMethodName:       changes,
+	pb.VolumeChanges_Update_FullMethodName:       changes,
+	pb.VolumeChanges_Adopt_FullMethodName:        changes,
+	pb.VolumeChanges_ListAtPlugin_FullMethodName: reads,
+	pb.Plugins_Capacity_FullMethodName:           reads,
+	pb.Snapshots_Create_FullMethodName:           changes,
+	pb.Snapshots_Delete_FullMethodName:           changes,
+	pb.Snapshots_Deregister_FullMethodName:       removes,
+	pb.Snapshots_CreateGroup_FullMethodName:      changes,
+	pb.Snapshots_DeleteGroup_FullMethodName:      changes,
+	pb.Snapshots_DeregisterGroup_FullMethodName:  removes,
+	pb.Snapshots_ListAtPlugin_FullMethodName:     reads,
+	pb.Snapshots_Blocks_FullMethodName:           reads,
 }
 
 // PassToExecutor is an interceptor. If another node makes the plugin's controller calls, that node carries out the
@@ -76,7 +74,7 @@ func (s *Server) PassToExecutor(
 ) (any, error) {
 	a := s.active.Load()
 	call, is := req.(request)
-	if a == nil || a.Cluster == nil || !is || !executorMethods[info.FullMethod] && !readingMethods[info.FullMethod] {
+	if a == nil || a.Cluster == nil || !is || executorCalls[info.FullMethod] == 0 {
 		return handle(ctx, req)
 	}
 	if err := checkSecrets(call); err != nil {
@@ -124,7 +122,7 @@ func (a *Active) pass(
 		return nil, c.ExecutedBy(), err
 	}
 	repetition := cluster.UntilDone
-	if executorMethods[method] {
+	if executorCalls[method] != reads {
 		repetition = cluster.UntilAnswered
 		if reply, found, err := a.Cluster.Remote.Replay(ctx, c); found || err != nil {
 			return reply, c.ExecutedBy(), err
@@ -190,7 +188,7 @@ func (a *Active) remoteCall(
 			return registry.Invalid("no node %s has registered in the cluster", by.Node)
 		}
 		_, alive := v.NodeLease(by.Node)
-		here = recordMethods[method] && node.Lost() && !alive
+		here = executorCalls[method] == removes && node.Lost() && !alive
 		elsewhere = by.Node != "" || v.Executed(by.Plugin)
 		return nil
 	})
@@ -204,7 +202,7 @@ func (a *Active) remoteCall(
 		healthy := instance.Health.State == registry.Healthy
 		local := c.To == "" && instance.Local()
 		switch {
-		case local || healthy && readingMethods[method]:
+		case local || healthy && executorCalls[method] == reads:
 			elsewhere = false
 		case healthy: // Remote.Call finds the executor, and may return ErrHere
 			elsewhere = true

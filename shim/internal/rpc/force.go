@@ -12,6 +12,13 @@ import (
 // maxOperator bounds the name of an operator, in bytes.
 const maxOperator = 256
 
+func checkOperator(by string) error {
+	if by == "" || len(by) > maxOperator {
+		return registry.Invalid("the operator's name has %d bytes; 1 to %d are allowed", len(by), maxOperator)
+	}
+	return nil
+}
+
 func (s *allocs) ForceRelease(ctx context.Context, req *pb.ForceReleaseRequest) (*pb.ForceReleaseReply, error) {
 	id, err := registry.ParseAllocID(req.GetAlloc())
 	if err != nil {

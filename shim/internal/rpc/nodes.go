@@ -162,11 +162,7 @@ func (n *nodes) declare(ctx context.Context, method string, req interface {
 }, run func(context.Context, *Active) (registry.Node, error),
 ) (*pb.NodeReply, error) {
 	_, err := registry.ParseNodeName(req.GetNode())
-	switch {
-	case err != nil:
-	case req.GetBy() == "" || len(req.GetBy()) > maxOperator:
-		err = registry.Invalid("the operator's name has %d bytes; 1 to %d are allowed", len(req.GetBy()), maxOperator)
-	case len(req.GetReason()) > maxReason:
+	if err = cmp.Or(err, checkOperator(req.GetBy())); err == nil && len(req.GetReason()) > maxReason {
 		err = registry.Invalid("the reason has %d bytes; %d are allowed", len(req.GetReason()), maxReason)
 	}
 	if err != nil {
