@@ -22,6 +22,12 @@ func volumeName(m *pb.VolumeName) (registry.VolumeName, error) {
 	return n, cmp.Or(check(n.Namespace, registry.ParseNamespace), check(n.ID, registry.ParseVolumeID))
 }
 
+func snapshotName(m *pb.SnapshotName) (registry.SnapshotName, error) {
+	n := wire.SnapshotName(m)
+	n.Namespace = cmp.Or(n.Namespace, registry.DefaultNamespace)
+	return n, cmp.Or(check(n.Namespace, registry.ParseNamespace), check(n.ID, registry.ParseSnapshotID))
+}
+
 // check returns the error of parsing a value.
 func check[T ~string](v T, parse func(string) (T, error)) error {
 	_, err := parse(string(v))
@@ -45,6 +51,9 @@ func checkFilters(namespace, volume, role, plugin string) error {
 		checkOptional(registry.PluginID(plugin), registry.ParsePluginID),
 	)
 }
+
+// passes reports whether the value passes a filter of a list. An empty filter passes all values.
+func passes[T ~string](filter string, value T) bool { return filter == "" || filter == string(value) }
 
 // checkSpec validates the spec and returns it with the default namespace and name filled in.
 func checkSpec(s registry.VolumeSpec) (registry.VolumeSpec, error) {

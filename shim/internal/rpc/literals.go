@@ -44,28 +44,22 @@ func NewLiterals(dir string, state registry.State, logger hclog.Logger) *Literal
 // has the same references. Without the key, a name reveals nothing about the value.
 const keyFile = "key"
 
-// withFiles replaces the literal secrets of the spec by references to files, and calls run with that spec. If run does
-// not record the spec, (*Literals).Run removes the files.
-func (l *Literals) withFiles(spec registry.VolumeSpec, run func(registry.VolumeSpec) (registry.Volume, error)) (
-	registry.Volume, error,
-) {
+// moveToFiles replaces the literal secrets of the spec by references to files. The files stay at least until the caller
+// calls release, after it has recorded the spec. If the spec is not recorded, Run removes them.
+func (l *Literals) moveToFiles(spec registry.VolumeSpec) (moved registry.VolumeSpec, release func(), err error) {
 	secrets := maps.Clone(spec.Secrets)
 	maps.DeleteFunc(secrets, func(_ string, s registry.Secret) bool { return s.Literal == "" })
 	if len(secrets) == 0 {
-		return run(spec)
-	}
-	if l == nil {
-		return registry.Volume{}, registry.Errorf(registry.ErrUnsupported,
-			"literal secrets cannot be kept here; use references")
+		return spec, func() {}, nil
 	}
 	refs, err := l.store(spec.VolumeName(), secrets)
-	defer l.release(refs)
 	if err != nil {
-		return registry.Volume{}, fmt.Errorf("keep the secrets of volume %s: %w", spec.VolumeName(), err)
+		l.release(refs)
+		return spec, nil, fmt.Errorf("keep the secrets of volume %s: %w", spec.VolumeName(), err)
 	}
 	spec.Secrets = maps.Clone(spec.Secrets)
 	maps.Copy(spec.Secrets, refs)
-	return run(spec)
+	return spec, func() { l.release(refs) }, nil
 }
 
 // hashSecrets returns the request with hashes in place of its literal secrets, made with the key of the file names. A
@@ -73,7 +67,7 @@ func (l *Literals) withFiles(spec registry.VolumeSpec, run func(registry.VolumeS
 // unchanged.
 func (l *Literals) hashSecrets(req request) (request, error) {
 	create, is := req.(interface{ GetSpec() *pb.VolumeSpec })
-	if !is || l == nil {
+	if !is {
 		return req, nil
 	}
 	literal := func(s *pb.Secret) bool { return s.GetLiteral() != "" }

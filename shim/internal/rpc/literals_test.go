@@ -66,16 +66,15 @@ func TestLiteralSecretsGoWithTheirLastRecord(t *testing.T) {
 	}
 	vol := registry.Volume{VolumeSpec: registry.VolumeSpec{Namespace: "default", ID: "data", Plugin: "p", External: "x",
 		Secrets: map[string]registry.Secret{"password": {Literal: "hunter2"}}}, State: registry.VolumeReady}
-	_, err := l.withFiles(vol.VolumeSpec, func(spec registry.VolumeSpec) (registry.Volume, error) {
-		file = spec.Secrets["password"].File
-		must(t, l.sweep(t.Context()))
-		if files() != 1 {
-			t.Error("the file was removed before its record was stored")
-		}
-		vol.VolumeSpec = spec
-		return vol, nil
-	})
+	spec, release, err := l.moveToFiles(vol.VolumeSpec)
 	must(t, err)
+	file = spec.Secrets["password"].File
+	must(t, l.sweep(t.Context()))
+	if files() != 1 {
+		t.Error("the file was removed before its record was stored")
+	}
+	release()
+	vol.VolumeSpec = spec
 	snap := registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: "default", ID: "s",
 		Secrets: vol.Secrets}, Plugin: "p", External: "y", State: registry.SnapshotReady}
 	for _, step := range []struct {

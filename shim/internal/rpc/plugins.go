@@ -45,7 +45,7 @@ func (p *plugins) List(ctx context.Context, req *pb.ListPluginsRequest) (*pb.Lis
 				at = all.Index
 			}
 			return slices.DeleteFunc(slices.Clone(all.Instances), func(i registry.Instance) bool {
-				return !matches(req.GetRole(), req.GetPlugin(), i.Role, i.Plugin)
+				return !(passes(req.GetRole(), i.Role) && passes(req.GetPlugin(), i.Plugin))
 			}), min(at, all.Index), err
 		})
 	reply := &pb.ListPluginsReply{Answer: at, Instances: part, NextToken: next}
@@ -59,11 +59,6 @@ func (p *plugins) List(ctx context.Context, req *pb.ListPluginsRequest) (*pb.Lis
 // an instance never changes.
 func instanceSortKey(i registry.Instance) string {
 	return fmt.Sprintf("%s\x00%s\x00%020d\x00%s\x00%s", i.Role, i.Plugin, ^uint64(i.CreateIndex), i.Alloc, i.Task)
-}
-
-// matches reports whether a role and a plugin pass the filters of a request. An empty filter passes all.
-func matches(onlyRole, onlyPlugin string, role registry.Role, plugin registry.PluginID) bool {
-	return (onlyRole == "" || onlyRole == string(role)) && (onlyPlugin == "" || onlyPlugin == string(plugin))
 }
 
 // Capacity asks a plugin. It changes nothing, and its answer is true only at that moment.

@@ -83,12 +83,13 @@ func snapshotSpec(m *pb.SnapshotSpec, group bool) (registry.SnapshotSpec, error)
 const maxGroup = 100
 
 func (n *snapshots) Delete(ctx context.Context, req *pb.DeleteSnapshotRequest) (*pb.DeleteSnapshotReply, error) {
-	at, err := n.remove(ctx, "Snapshots.Delete", req, req.GetName(), snapshotIndex, (*controller.Snapshots).Delete)
+	at, err := n.remove(ctx, "Snapshots.Delete", req, req.GetName(), registry.View.Snapshot,
+		(*controller.Snapshots).Delete)
 	return &pb.DeleteSnapshotReply{Answer: at}, err
 }
 
 func (n *snapshots) DeleteGroup(ctx context.Context, req *pb.DeleteSnapshotRequest) (*pb.DeleteSnapshotReply, error) {
-	at, err := n.remove(ctx, "Snapshots.DeleteGroup", req, req.GetName(), groupIndex,
+	at, err := n.remove(ctx, "Snapshots.DeleteGroup", req, req.GetName(), registry.View.GroupSnapshot,
 		(*controller.Snapshots).DeleteGroup)
 	return &pb.DeleteSnapshotReply{Answer: at}, err
 }
@@ -96,7 +97,7 @@ func (n *snapshots) DeleteGroup(ctx context.Context, req *pb.DeleteSnapshotReque
 func (n *snapshots) Deregister(
 	ctx context.Context, req *pb.DeregisterSnapshotRequest,
 ) (*pb.DeregisterSnapshotReply, error) {
-	at, err := n.remove(ctx, "Snapshots.Deregister", req, req.GetName(), snapshotIndex,
+	at, err := n.remove(ctx, "Snapshots.Deregister", req, req.GetName(), registry.View.Snapshot,
 		(*controller.Snapshots).Deregister)
 	return &pb.DeregisterSnapshotReply{Answer: at}, err
 }
@@ -104,25 +105,15 @@ func (n *snapshots) Deregister(
 func (n *snapshots) DeregisterGroup(
 	ctx context.Context, req *pb.DeregisterSnapshotRequest,
 ) (*pb.DeregisterSnapshotReply, error) {
-	at, err := n.remove(ctx, "Snapshots.DeregisterGroup", req, req.GetName(), groupIndex,
+	at, err := n.remove(ctx, "Snapshots.DeregisterGroup", req, req.GetName(), registry.View.GroupSnapshot,
 		(*controller.Snapshots).DeregisterGroup)
 	return &pb.DeregisterSnapshotReply{Answer: at}, err
 }
 
-func snapshotIndex(v registry.View, name registry.SnapshotName) registry.Seq {
-	snapshot, _ := v.Snapshot(name)
-	return snapshot.CreateIndex
-}
-
-func groupIndex(v registry.View, name registry.SnapshotName) registry.Seq {
-	snapshot, _ := v.GroupSnapshot(name)
-	return snapshot.CreateIndex
-}
-
-// remove runs an operation that removes the record of a snapshot.
+// remove runs an operation that removes the record of a snapshot, which find reads.
 func (n *snapshots) remove(
 	ctx context.Context, method string, req request, m *pb.SnapshotName,
-	indexOf func(registry.View, registry.SnapshotName) registry.Seq,
+	find func(registry.View, registry.SnapshotName) (registry.VolumeSnapshot, bool),
 	run func(*controller.Snapshots, context.Context, registry.Call, registry.SnapshotName) error,
 ) (*pb.Answer, error) {
 	return do(ctx, n.s, method, req, func(ctx context.Context, a *Active, call registry.Call) error {
@@ -130,8 +121,11 @@ func (n *snapshots) remove(
 		if err != nil {
 			return err
 		}
-		return runRemoval(ctx, a, call, func(v registry.View) registry.Seq { return indexOf(v, name) },
-			func() error { return run(a.Snapshots, ctx, call, name) })
+		indexOf := func(v registry.View) registry.Seq {
+			snapshot, _ := find(v, name)
+			return snapshot.CreateIndex
+		}
+		return runRemoval(ctx, a, call, indexOf, func() error { return run(a.Snapshots, ctx, call, name) })
 	})
 }
 
@@ -157,12 +151,11 @@ func (n *snapshots) list(
 				all, at = read(v), v.Index()
 				return nil
 			})
-			excludes := func(filter, value string) bool { return filter != "" && filter != value }
-			ofVolume := func(m registry.GroupMember) bool { return !excludes(req.GetVolume(), string(m.Volume)) }
+			ofVolume := func(m registry.GroupMember) bool { return req.GetVolume() == string(m.Volume) }
 			return slices.DeleteFunc(all, func(s registry.VolumeSnapshot) bool {
-				return excludes(req.GetNamespace(), string(s.Namespace)) || excludes(req.GetId(), string(s.ID)) ||
-					excludes(req.GetPlugin(), string(s.Plugin)) ||
-					req.GetVolume() != "" && !slices.ContainsFunc(s.Each(), ofVolume)
+				return !(passes(req.GetNamespace(), s.Namespace) && passes(req.GetId(), s.ID) &&
+					passes(req.GetPlugin(), s.Plugin) &&
+					(req.GetVolume() == "" || slices.ContainsFunc(s.Each(), ofVolume)))
 			}), at, err
 		})
 	return &pb.ListSnapshotsReply{Answer: at, Snapshots: part, NextToken: next}, err
@@ -232,15 +225,4 @@ func (n *snapshots) blocks(
 		return send(reply)
 	})
 	return a.status(caller, err)
-}
-
-func snapshotName(m *pb.SnapshotName) (registry.SnapshotName, error) {
-	n := wire.SnapshotName(m)
-	if n.Namespace == "" {
-		n.Namespace = registry.DefaultNamespace
-	}
-	if err := check(n.Namespace, registry.ParseNamespace); err != nil {
-		return n, err
-	}
-	return n, check(n.ID, registry.ParseSnapshotID)
 }

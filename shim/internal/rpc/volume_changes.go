@@ -14,18 +14,10 @@ type volumeChanges struct {
 }
 
 func (v *volumeChanges) Update(ctx context.Context, req *pb.UpdateVolumeRequest) (*pb.UpdateVolumeReply, error) {
-	run := func(ctx context.Context, a *Active, call registry.Call) (done registry.VolumeUpdate, err error) {
-		spec, err := checkSpec(wire.VolumeSpec(req.GetSpec()))
-		if err != nil {
-			return done, err
-		}
-		_, err = a.Literals.withFiles(spec, func(spec registry.VolumeSpec) (registry.Volume, error) {
-			done, err = a.Volumes.Update(ctx, call, spec, req.GetDryRun())
-			return done.Volume, err
-		})
-		return done, err
-	}
-	done, at, err := change(ctx, v.s, "VolumeChanges.Update", req, withStoredAnswer(run))
+	done, at, err := change(ctx, v.s, "VolumeChanges.Update", req, withStoredAnswer(forSpec(req,
+		func(ctx context.Context, a *Active, call registry.Call, s registry.VolumeSpec) (registry.VolumeUpdate, error) {
+			return a.Volumes.Update(ctx, call, s, req.GetDryRun())
+		})))
 	reply := &pb.UpdateVolumeReply{Answer: at, Volume: volumeProto(done.Volume)}
 	for _, c := range done.Changes {
 		reply.Changes = append(reply.Changes, wire.FieldChangeProto(c))
@@ -34,16 +26,10 @@ func (v *volumeChanges) Update(ctx context.Context, req *pb.UpdateVolumeRequest)
 }
 
 func (v *volumeChanges) Adopt(ctx context.Context, req *pb.AdoptVolumeRequest) (*pb.AdoptVolumeReply, error) {
-	volume, at, err := change(ctx, v.s, "VolumeChanges.Adopt", req, withStoredAnswer(
-		func(ctx context.Context, a *Active, _ registry.Call) (registry.Volume, error) {
-			spec, err := checkSpec(wire.VolumeSpec(req.GetSpec()))
-			if err != nil {
-				return registry.Volume{}, err
-			}
-			return a.Literals.withFiles(spec, func(spec registry.VolumeSpec) (registry.Volume, error) {
-				return a.Volumes.Adopt(ctx, spec)
-			})
-		}))
+	volume, at, err := change(ctx, v.s, "VolumeChanges.Adopt", req, withStoredAnswer(forSpec(req,
+		func(ctx context.Context, a *Active, _ registry.Call, spec registry.VolumeSpec) (registry.Volume, error) {
+			return a.Volumes.Adopt(ctx, spec)
+		})))
 	return &pb.AdoptVolumeReply{Answer: at, Volume: volumeProto(volume)}, err
 }
 

@@ -27,31 +27,38 @@ func (v *volumes) Parse(ctx context.Context, req *pb.ParseVolumeRequest) (*pb.Pa
 }
 
 func (v *volumes) Create(ctx context.Context, req *pb.CreateVolumeRequest) (*pb.CreateVolumeReply, error) {
-	volume, at, err := change(ctx, v.s, "Volumes.Create", req, withStoredAnswer(
-		func(ctx context.Context, a *Active, call registry.Call) (registry.Volume, error) {
-			spec, err := checkSpec(wire.VolumeSpec(req.GetSpec()))
-			if err != nil {
-				return registry.Volume{}, err
-			}
-			return a.Literals.withFiles(spec, func(spec registry.VolumeSpec) (registry.Volume, error) {
-				return a.Volumes.Create(ctx, call, spec)
-			})
-		}))
+	volume, at, err := change(ctx, v.s, "Volumes.Create", req, withStoredAnswer(forSpec(req,
+		func(ctx context.Context, a *Active, call registry.Call, spec registry.VolumeSpec) (registry.Volume, error) {
+			return a.Volumes.Create(ctx, call, spec)
+		})))
 	return &pb.CreateVolumeReply{Answer: at, Volume: volumeProto(volume)}, err
 }
 
 func (v *volumes) Register(ctx context.Context, req *pb.RegisterVolumeRequest) (*pb.RegisterVolumeReply, error) {
-	volume, at, err := change(ctx, v.s, "Volumes.Register", req, withStoredAnswer(
-		func(ctx context.Context, a *Active, _ registry.Call) (registry.Volume, error) {
-			spec, err := checkSpec(wire.VolumeSpec(req.GetSpec()))
-			if err != nil {
-				return registry.Volume{}, err
-			}
-			return a.Literals.withFiles(spec, func(spec registry.VolumeSpec) (registry.Volume, error) {
-				return a.Volumes.Register(ctx, spec)
-			})
-		}))
+	volume, at, err := change(ctx, v.s, "Volumes.Register", req, withStoredAnswer(forSpec(req,
+		func(ctx context.Context, a *Active, _ registry.Call, spec registry.VolumeSpec) (registry.Volume, error) {
+			return a.Volumes.Register(ctx, spec)
+		})))
 	return &pb.RegisterVolumeReply{Answer: at, Volume: volumeProto(volume)}, err
+}
+
+// forSpec returns run for the volume that a request describes. While run runs, the literal secrets are in files.
+func forSpec[T any](
+	req interface{ GetSpec() *pb.VolumeSpec },
+	run func(context.Context, *Active, registry.Call, registry.VolumeSpec) (T, error),
+) func(context.Context, *Active, registry.Call) (T, error) {
+	return func(ctx context.Context, a *Active, call registry.Call) (none T, err error) {
+		spec, err := checkSpec(wire.VolumeSpec(req.GetSpec()))
+		if err != nil {
+			return none, err
+		}
+		spec, release, err := a.Literals.moveToFiles(spec)
+		if err != nil {
+			return none, err
+		}
+		defer release()
+		return run(ctx, a, call, spec)
+	}
 }
 
 func (v *volumes) Expand(ctx context.Context, req *pb.ExpandVolumeRequest) (*pb.ExpandVolumeReply, error) {
@@ -72,25 +79,37 @@ func volumeProto(v registry.Volume) *pb.Volume {
 }
 
 func (v *volumes) Delete(ctx context.Context, req *pb.DeleteVolumeRequest) (*pb.DeleteVolumeReply, error) {
-	at, err := do(ctx, v.s, "Volumes.Delete", req, func(ctx context.Context, a *Active, call registry.Call) error {
-		name, err := volumeName(req.GetName())
-		if err != nil {
-			return err
-		}
-		return runRemoval(ctx, a, call, volumeIndex(name), func() error { return a.Volumes.Delete(ctx, call, name) })
+	at, err := v.remove(ctx, "Volumes.Delete", req, func(
+		ctx context.Context, a *Active, call registry.Call, name registry.VolumeName,
+	) error {
+		return a.Volumes.Delete(ctx, call, name)
 	})
 	return &pb.DeleteVolumeReply{Answer: at}, err
 }
 
 func (v *volumes) Deregister(ctx context.Context, req *pb.DeregisterVolumeRequest) (*pb.DeregisterVolumeReply, error) {
-	at, err := do(ctx, v.s, "Volumes.Deregister", req, func(ctx context.Context, a *Active, call registry.Call) error {
+	at, err := v.remove(ctx, "Volumes.Deregister", req, func(
+		ctx context.Context, a *Active, _ registry.Call, name registry.VolumeName,
+	) error {
+		return a.Volumes.Deregister(ctx, name)
+	})
+	return &pb.DeregisterVolumeReply{Answer: at}, err
+}
+
+// remove runs an operation that removes the record of a volume.
+func (v *volumes) remove(
+	ctx context.Context, method string, req interface {
+		request
+		GetName() *pb.VolumeName
+	}, run func(context.Context, *Active, registry.Call, registry.VolumeName) error,
+) (*pb.Answer, error) {
+	return do(ctx, v.s, method, req, func(ctx context.Context, a *Active, call registry.Call) error {
 		name, err := volumeName(req.GetName())
 		if err != nil {
 			return err
 		}
-		return runRemoval(ctx, a, call, volumeIndex(name), func() error { return a.Volumes.Deregister(ctx, name) })
+		return runRemoval(ctx, a, call, volumeIndex(name), func() error { return run(ctx, a, call, name) })
 	})
-	return &pb.DeregisterVolumeReply{Answer: at}, err
 }
 
 // withStoredAnswer returns run, extended to store its answer. run commits records that nodes share, and the answer is a
@@ -182,9 +201,8 @@ func (v *volumes) List(ctx context.Context, req *pb.ListVolumesRequest) (*pb.Lis
 			}
 			all, at, err := a.Allocs.Volumes(ctx, only)
 			return slices.DeleteFunc(all, func(s registry.VolumeStatus) bool {
-				return req.GetNamespace() != "" && string(s.Namespace) != req.GetNamespace() ||
-					req.GetId() != "" && string(s.ID) != req.GetId() ||
-					req.GetPlugin() != "" && string(s.Plugin) != req.GetPlugin()
+				return !(passes(req.GetNamespace(), s.Namespace) && passes(req.GetId(), s.ID) &&
+					passes(req.GetPlugin(), s.Plugin))
 			}), at, err
 		})
 	return &pb.ListVolumesReply{Answer: at, Volumes: part, NextToken: next}, err
@@ -224,8 +242,7 @@ func (c *claims) List(ctx context.Context, req *pb.ListClaimsRequest) (*pb.ListC
 			}
 			all, at, err := a.Allocs.Claims(ctx)
 			return slices.DeleteFunc(all, func(cl registry.Claim) bool {
-				return req.GetVolume() != nil && cl.Name != only ||
-					req.GetAlloc() != "" && string(cl.Alloc) != req.GetAlloc()
+				return req.GetVolume() != nil && cl.Name != only || !passes(req.GetAlloc(), cl.Alloc)
 			}), at, err
 		})
 	return &pb.ListClaimsReply{Answer: at, Claims: part, NextToken: next}, err
