@@ -90,12 +90,13 @@ func ratio(b *testing.B, s registry.State, bare func(ctx context.Context, worker
 // newClaims puts the records, and returns the claims in the state. In a cluster, volumes can be claimed only once the
 // cluster has formed, so newClaims also records that.
 func newClaims(b *testing.B, s registry.State, records []registry.Record) *controller.Claims {
-	claims := controller.NewClaims(s, noPlugins{}, time.Now)
-	if _, claims.Clustered = s.(*State); claims.Clustered {
+	calls := callsOf(s)
+	if _, clustered := s.(*State); clustered {
+		calls.Node = "n"
 		records = append(records, registry.Formation{Cluster: "bench", Expect: 1, Formed: true})
 	}
 	registrytest.Put(b, s, records...)
-	return claims
+	return controller.NewClaims(calls)
 }
 
 // concurrently calls do so many times in each worker, and returns how long all calls took together.
@@ -175,8 +176,7 @@ func wait(b *testing.B, holder, waiter registry.State, next func() <-chan struct
 	held, wanted := claim("v-0", "holder"), claim("v-0", "waiter")
 	held.Usage = registry.Usage{Access: registry.SingleNodeWriter, Attachment: registry.FileSystem}
 	wanted.Usage = held.Usage
-	holding := controller.NewClaims(holder, noPlugins{}, time.Now)
-	waiting := controller.NewClaims(waiter, noPlugins{}, time.Now)
+	holding, waiting := controller.NewClaims(callsOf(holder)), controller.NewClaims(callsOf(waiter))
 	must := func(err error) {
 		if err != nil {
 			b.Fatal(err)

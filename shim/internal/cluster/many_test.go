@@ -66,8 +66,8 @@ func TestVolumeIsDetachedFromManyNodes(t *testing.T) {
 	}
 	registrytest.Put(t, n, records...)
 	calls := callsOf(n.State)
+	calls.Node = "n"
 	c := controller.New(calls, nil, hereOnly{}, hclog.NewNullLogger())
-	c.Claims.Clustered = true
 	force := registry.Force{By: "ada", Confirm: "vol"}
 	if _, err := c.DetachVolume(t.Context(), registry.Call{}, v.VolumeName(), "", force); err != nil {
 		t.Fatal(err)

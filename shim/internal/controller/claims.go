@@ -13,21 +13,22 @@ import (
 
 // Claims takes and releases claims.
 type Claims struct {
-	state   registry.State
-	plugins intent.Plugins // the plugins of this node
-	now     func() time.Time
-	// Clustered means that no claim is granted before the cluster has formed.
-	Clustered bool
-	// Node is this node. Feasible takes the plugins of other nodes from their records. Empty: there are no other nodes.
-	Node    registry.NodeName
-	limited chan struct{} // of capacity 1; full while a claim is being taken at a plugin that limits volumes per node
+	state    registry.State
+	plugins  intent.Plugins    // the plugins of this node
+	thisNode registry.NodeName // empty: there are no other nodes
+	now      func() time.Time
+	limited  chan struct{} // of capacity 1; full while a claim is being taken at a plugin that limits volumes per node
 }
 
-// NewClaims returns the claims in state. The topology and the volume limit of a node are as its plugins report them.
-// now returns the wall time, for display.
-func NewClaims(state registry.State, plugins intent.Plugins, now func() time.Time) *Claims {
-	return &Claims{state: state, plugins: plugins, now: now, limited: make(chan struct{}, 1)}
+// NewClaims returns the claims in the state of calls. The topology and the volume limit of a node are as its plugins
+// report them; those of other nodes come from their records. In a cluster (calls.Node), no claim is granted before the
+// cluster has formed.
+func NewClaims(calls intent.Calls) *Claims {
+	return &Claims{state: calls.State, plugins: calls.Plugins, thisNode: calls.Node, now: calls.Now,
+		limited: make(chan struct{}, 1)}
 }
+
+func (l *Claims) clustered() bool { return l.thisNode != "" }
 
 // Claim grants the claim and returns it as stored. Options that the usage leaves empty come from the volume. Repeating
 // a claim returns the stored one. ErrConflict names the holders of the volume, or the state in which it cannot be used.
@@ -105,10 +106,10 @@ func (l *Claims) Feasible(
 				held.Alloc, held.Name, held.Request, held.Node, held.Usage, c.Usage, c.Node)
 		}
 	}
-	if why := view.Unformed(); l.Clustered && why != "" {
+	if why := view.Unformed(); l.clustered() && why != "" {
 		r.add(registry.InfeasibleNotFormed, "%s", why)
 	}
-	if l.Clustered && volume.Node != "" && volume.Node != c.Node {
+	if l.clustered() && volume.Node != "" && volume.Node != c.Node {
 		r.add(registry.InfeasibleTopology, "volume %s is on node %s, and plugin %s keeps volumes on their node "+
 			"(controller_scope = %q): it can be used on node %s only, not on node %s", c.Name, volume.Node,
 			volume.Plugin, registry.ScopeNode, volume.Node, c.Node)
@@ -134,7 +135,7 @@ func (l *Claims) Feasible(
 }
 
 // isThisNode reports whether a node is this one.
-func (l *Claims) isThisNode(node registry.NodeName) bool { return l.Node == "" || l.Node == node }
+func (l *Claims) isThisNode(node registry.NodeName) bool { return !l.clustered() || l.thisNode == node }
 
 // nodeInstance returns the instance of a node plugin on a node.
 func (l *Claims) nodeInstance(

@@ -12,6 +12,7 @@ import (
 
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
+	"holdfast/shim/internal/intent"
 )
 
 // volume returns a volume that supports every pair of modes.
@@ -198,7 +199,8 @@ func TestModelOfClaims(t *testing.T) {
 		held := map[registry.ClaimKey]registry.Claim{}
 		modes := rapid.SliceOfN(rapid.SampledFrom(registry.AccessModes), 1, 2).Draw(t, "modes")
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
-			l := desk{Controller: &Controller{Claims: NewClaims(log, table{}, time.Now)}}
+			calls := intent.Calls{Sender: intent.Sender{State: log, Now: time.Now}, Plugins: table{}}
+			l := desk{Controller: &Controller{Claims: NewClaims(calls)}}
 			c := anyClaim().Draw(t, "claim")
 			c.Volume, c.Request = key, "r"
 			c.Alloc = rapid.SampledFrom([]registry.AllocID{"a1", "a2", "a3", "a4"}).Draw(t, "alloc")

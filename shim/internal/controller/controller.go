@@ -36,7 +36,7 @@ type Controller struct {
 // do.
 func New(calls intent.Calls, driver Driver, node Node, logger hclog.Logger) *Controller {
 	return &Controller{
-		Calls: calls, Claims: NewClaims(calls.State, calls.Plugins, calls.Now),
+		Calls: calls, Claims: NewClaims(calls),
 		driver: driver, node: node, logger: logger, wakeup: make(wakeup, 1),
 	}
 }

@@ -81,7 +81,7 @@ func (m *Controller) DetachOrAbandon(
 // usesAt describes how this node uses the volume of an attachment. In a cluster it returns nothing for the attachment
 // of another node, whose users are on that node only.
 func (m *Controller) usesAt(ctx context.Context, at registry.Attachment) ([]string, error) {
-	if m.Clustered && m.ofOtherNode(at) {
+	if m.clustered() && m.ofOtherNode(at) {
 		return nil, nil
 	}
 	return m.node.Uses(ctx, at.Volume)
@@ -114,7 +114,7 @@ func (m *Controller) Abandon(ctx context.Context, k registry.AttachmentKey, f re
 			if open.RPC == registry.ControllerPublishRPC {
 				late.Attachment = nil // if repeated, the call would make an attachment without a record
 			}
-			change = change.And(view.GivenUp(late, open.Senders, m.Sender.Node))
+			change = change.And(view.GivenUp(late, open.Senders, m.Node))
 		}
 		change.Events = []registry.Event{m.abandoned(at, fmt.Sprintf("by %s: %s", f.By, why))}
 		return change, nil

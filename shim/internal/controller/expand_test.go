@@ -137,7 +137,7 @@ func TestExpansionByTheNodePluginOfAnotherNode(t *testing.T) {
 			}
 			d := open(t, plugins, madeOf(1<<20), registry.Node{Name: "n0", State: registry.NodeReady,
 				Plugins: []registry.NodePlugin{there}})
-			d.Clustered, d.Node = true, "n1"
+			d.thisNode, d.Node = "n1", "n1"
 			v, err := d.Controller.Expand(t.Context(), call, name, upTo(large, 0))
 			if err != nil || v.Expansion.Node != upTo(large, 0) {
 				t.Errorf("%v: %+v, %v", here, v.Expansion, err)

@@ -259,7 +259,7 @@ func (m *Controller) LeaveAlteration(ctx context.Context, key registry.VolumeKey
 			return registry.Change{}, nil
 		}
 		change := registry.Change{Delete: []registry.Key{open.Key()}}
-		change = change.And(view.GivenUp(view.LateCallOf(open), open.Senders, m.Sender.Node))
+		change = change.And(view.GivenUp(view.LateCallOf(open), open.Senders, m.Node))
 		v, known := view.VolumeByKey(key)
 		if !known {
 			return change, nil

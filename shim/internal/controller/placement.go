@@ -34,7 +34,7 @@ func checkPreferred(s registry.VolumeSpec) error {
 // volume. It returns nil if no node plugin reports its topology.
 func (m *Controller) checkRequired(at registry.Instance, s registry.VolumeSpec) error {
 	node, known := m.Plugins.Find(registry.RoleNode, s.Plugin)
-	others := m.Clustered && !at.Local() // other nodes could use the volume
+	others := m.clustered() && !at.Local() // other nodes could use the volume
 	if !known || others || !at.Fingerprint.Has(registry.PluginTopology) ||
 		!node.Fingerprint.Has(registry.PluginTopology) ||
 		registry.Accessible(s.Required, node.Fingerprint.Topology) {

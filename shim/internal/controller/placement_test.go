@@ -123,6 +123,6 @@ func TestRequiredTopologyOfNoNodeIsRefused(t *testing.T) {
 
 	plugins[registry.RoleNode] = onNode(registry.Topology{"zone": "a"}, 0, registry.PluginTopology)[registry.RoleNode]
 	d = open(t, plugins)
-	d.Clustered = true
+	d.thisNode = "n1"
 	noErr(t, "for another node of a cluster", errOf(d.Controller.Create(t.Context(), call, s)))
 }

@@ -226,7 +226,7 @@ func (m *Controller) deregister(ctx context.Context, name registry.VolumeName, l
 			change.Delete = append(change.Delete, open.Key())
 			late := view.LateCallOf(open)
 			late.Failed = true
-			change = change.And(view.GivenUp(late, open.Senders, m.Sender.Node))
+			change = change.And(view.GivenUp(late, open.Senders, m.Node))
 		}
 		return change.And(m.rememberChange(view, v)), nil
 	})

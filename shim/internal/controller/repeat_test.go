@@ -319,7 +319,7 @@ func TestSendersAreTheNodesWhereACallMayRun(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			d.desk.Controller.Executors, d.desk.Controller.Sender.Node = observed{sending: look}, "n2"
+			d.desk.Controller.Executors, d.desk.Controller.Node = observed{sending: look}, "n2"
 			d.faults = []fault{uncertain("INTERNAL", false), uncertain(code, false)}
 			try := func(what string, do func(context.Context) error) {
 				ctx, cancel := context.WithTimeout(t.Context(), 1400*time.Millisecond) // for two tries
@@ -359,7 +359,7 @@ func TestExecutorThatWasInterruptedChecksBeforeItSends(t *testing.T) {
 	former.Former = nil
 	d.put(former)
 	d.desk.Controller.Executors = observed{sending: func() { d.put(late, takenOver) }}
-	d.desk.Controller.Sender.Node = "n2"
+	d.desk.Controller.Node = "n2"
 	check := func(what string, do func(context.Context) error) {
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		defer cancel()
@@ -383,7 +383,7 @@ func TestCallWithoutItsSenderIsNotSent(t *testing.T) {
 		deleting.State, deleting.Created = registry.VolumeDeleting, true
 		d := open(t, of(registry.CreateDelete), deleting, takenOver)
 		var senders [][]registry.NodeName // before each try
-		d.Controller.Sender.Node = "n2"
+		d.Controller.Node = "n2"
 		d.Controller.Executors = observed{sending: func() {
 			if err := d.log.View(t.Context(), func(v registry.View) error {
 				for _, call := range v.Intents() {
@@ -406,7 +406,7 @@ func TestCallWithoutItsSenderIsNotSent(t *testing.T) {
 
 		s := openSnapshots(t, of(registry.CreateSnapshot), answer(snapReady))
 		s.put(takenOver)
-		s.desk.Controller.Sender.Node = "n2"
+		s.desk.Controller.Node = "n2"
 		tries := 0
 		s.desk.Controller.Executors = observed{sending: func() {
 			if tries++; tries == 1 {

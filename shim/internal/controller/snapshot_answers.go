@@ -251,7 +251,7 @@ func (s *Snapshots) store(
 	ended := false // the call has ended at the plugin of this node
 	if failure != nil {
 		err = failure
-		ended = intent.EndsCall(failure) && slices.Contains(next.Senders, s.volumes.Sender.Node) &&
+		ended = intent.EndsCall(failure) && slices.Contains(next.Senders, s.volumes.Node) &&
 			s.volumes.Executors.OneInstance(next.Plugin)
 	}
 	sameFailure := next.Failure.RPC == was.Failure.RPC && next.Failure.Code == was.Failure.Code
@@ -266,7 +266,7 @@ func (s *Snapshots) store(
 	return &next, errors.Join(err, s.commit(ctx, was, func(now registry.VolumeSnapshot) registry.Change {
 		next.Senders = now.Senders
 		if ended {
-			next.Senders = intent.WithoutSender(now.Senders, s.volumes.Sender.Node)
+			next.Senders = intent.WithoutSender(now.Senders, s.volumes.Node)
 		}
 		return registry.Change{Put: []registry.Record{next}, Events: events}
 	}))

@@ -379,7 +379,7 @@ func (s *Snapshots) deregister(ctx context.Context, name snapshotName) error {
 		}
 		late := lateSnapshot(snap)
 		late.Failed = true // so that former executors do not repeat its deletion
-		return change.And(view.GivenUp(late, snap.Senders, s.volumes.Sender.Node)), nil
+		return change.And(view.GivenUp(late, snap.Senders, s.volumes.Node)), nil
 	})
 	return err
 }

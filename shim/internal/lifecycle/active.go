@@ -210,7 +210,6 @@ func (r *activeState) build(
 		Served: mount.Served}
 	var nodeController node.Controller = r.Volumes
 	if r.Cluster != nil {
-		r.Volumes.Clustered, r.Volumes.Node = true, hello.Node
 		r.attacher = cluster.NewAttacher(r.Volumes, calls, r.Cluster)
 		nodeController = r.attacher
 	}
