@@ -27,7 +27,7 @@ func (m *Controller) Create(
 func (m *Controller) createFor(
 	ctx context.Context, call registry.Call, spec registry.VolumeSpec, how attempt,
 ) (registry.Volume, error) {
-	how.policy, how.again = intent.PolicyOf(registry.CreateVolumeRPC), resumeBackoff.First
+	how.policy, how.repeatAfter = intent.PolicyOf(registry.CreateVolumeRPC), resumeBackoff.First
 	spec, err := creatable(spec)
 	if err != nil {
 		return registry.Volume{}, err
@@ -205,10 +205,10 @@ func origin(v registry.Volume) string {
 
 // attempt says how CreateVolume is sent.
 type attempt struct {
-	policy intent.Policy
-	again  time.Duration             // the delay until Run repeats a call whose outcome is uncertain, for display
-	from   registry.Origin           // the create block of a job; zero: none
-	wanted func(registry.View) error // returns why no new volume is to be recorded any more; nil: it is wanted
+	policy      intent.Policy
+	repeatAfter time.Duration             // as in intent.Call
+	from        registry.Origin           // the create block of a job; zero: none
+	wanted      func(registry.View) error // returns why no new volume is to be recorded any more; nil: it is wanted
 }
 
 // create sends CreateVolume until its outcome is certain or its policy gives up. It stores the record before the call.
@@ -231,7 +231,7 @@ func (m *Controller) create(ctx context.Context, call registry.Call, spec regist
 	opened.Volume.External = placeholderID(spec)
 	var clash error // a concurrent creation has taken the id, so this volume becomes uncertain
 	err = m.sendTo(ctx, intent.Caller{}, spec, &request.Secrets, intent.Call{
-		Intent: opened, Policy: how.policy, RepeatAfter: how.again,
+		Intent: opened, Policy: how.policy, RepeatAfter: how.repeatAfter,
 		Before: func(view registry.View) (registry.Change, error) { return createChange(view, made, how.wanted) },
 		Done: func(view registry.View) registry.Change {
 			made.DeleteWith = discardedWith(view, made)

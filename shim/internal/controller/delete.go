@@ -26,7 +26,7 @@ func (m *Controller) Delete(ctx context.Context, call registry.Call, name regist
 	}
 	if v.State == registry.VolumeCreating || v.State == registry.VolumeUncertain {
 		v, err = m.settleCreation(ctx, call, v, attempt{policy: intent.PolicyOf(registry.CreateVolumeRPC),
-			again: resumeBackoff.First})
+			repeatAfter: resumeBackoff.First})
 	}
 	if err == nil && v.State != "" {
 		err = m.delete(ctx, call, v, intent.PolicyOf, resumeBackoff.First)
@@ -114,11 +114,10 @@ func (m *Controller) creationSettled(ctx context.Context, name registry.VolumeNa
 	return settled, err
 }
 
-// delete sends DeleteVolume until its outcome is certain or its policy gives up. again has the meaning of
-// attempt.again.
+// delete sends DeleteVolume until its outcome is certain or its policy gives up. repeatAfter is as in intent.Call.
 func (m *Controller) delete(
 	ctx context.Context, call registry.Call, v registry.Volume, policy func(registry.RPC) intent.Policy,
-	again time.Duration,
+	repeatAfter time.Duration,
 ) error {
 	unlock, err := m.Locks.Lock(ctx, v.VolumeKey(), "its deletion")
 	if err != nil {
@@ -137,18 +136,19 @@ func (m *Controller) delete(
 	if err != nil {
 		return err
 	}
-	return m.sendDelete(ctx, call, v, local, policy(registry.DeleteVolumeRPC), again)
+	return m.sendDelete(ctx, call, v, local, policy(registry.DeleteVolumeRPC), repeatAfter)
 }
 
-// sendDelete sends DeleteVolume. local are the uses of the volume on this node; again is as in attempt.
+// sendDelete sends DeleteVolume. local are the uses of the volume on this node.
 func (m *Controller) sendDelete(
-	ctx context.Context, call registry.Call, v registry.Volume, local []string, p intent.Policy, again time.Duration,
+	ctx context.Context, call registry.Call, v registry.Volume, local []string, p intent.Policy,
+	repeatAfter time.Duration,
 ) error {
 	request := csi.DeleteRequest{VolumeID: v.External, Private: private(v)}
 	return m.sendTo(ctx, intent.Caller{}, v.VolumeSpec, &request.Secrets, intent.Call{
 		Intent:      newIntent(registry.DeleteVolumeRPC, call, v, intent.Hash(registry.DeleteVolumeRPC, request)),
 		Policy:      p,
-		RepeatAfter: again,
+		RepeatAfter: repeatAfter,
 		Before: func(view registry.View) (registry.Change, error) {
 			v, err := mayDelete(view, v.VolumeName(), local)
 			v.State = registry.VolumeDeleting

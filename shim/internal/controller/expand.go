@@ -310,16 +310,13 @@ func (m *Controller) usage(ctx context.Context, v registry.Volume) (u registry.U
 	return u, err
 }
 
+// usageOf returns the only usage of the spec; zero: it has none or several.
 func usageOf(s registry.VolumeSpec) (u registry.Usage) {
-	for _, c := range s.Capabilities {
-		if c != s.Capabilities[0] {
-			return registry.Usage{}
-		}
-	}
-	if len(s.Capabilities) == 0 {
+	different := slices.Compact(slices.Clone(s.Capabilities))
+	if len(different) != 1 {
 		return u
 	}
-	u = registry.Usage{Access: s.Capabilities[0].Access, Attachment: s.Capabilities[0].Attachment}
+	u.Access, u.Attachment = different[0].Access, different[0].Attachment
 	if u.Attachment == registry.FileSystem {
 		u.FSType, u.MountFlags, u.MountGroup = s.FSType, s.MountFlags, s.MountGroup
 	}

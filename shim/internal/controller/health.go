@@ -111,7 +111,7 @@ func healthRPC(in registry.Instance) registry.RPC {
 
 // ask asks one plugin about its volumes. It fails at the first call without a response.
 func (h *Health) ask(ctx context.Context, inst registry.Instance, volumes []registry.Volume) error {
-	rpc := healthRPC(inst) // "": the plugin does not report the health of volumes
+	rpc := healthRPC(inst)
 	if h.suspends(rpc, inst) {
 		return nil
 	}
@@ -120,36 +120,17 @@ func (h *Health) ask(ctx context.Context, inst registry.Instance, volumes []regi
 		listed[v.External] = nil
 	}
 	var err error
-	perVolume := rpc // the call for a volume that the list lacks
 	switch rpc {
 	case registry.ListHealthRPC:
-		perVolume = registry.ControllerHealthRPC
 		err = h.list(ctx, inst, h.driver.ListHealth, listed)
 	case registry.ListVolumesRPC:
-		perVolume = ""
 		err = h.list(ctx, inst, h.driver.ListConditions, listed)
 	}
 	if err != nil {
 		return err
 	}
-	// A sick volume counts as healthy again if its plugin no longer reports health. If the plugin has no call for one
-	// volume, that also holds if the list lacks the volume.
-	recovers := rpc == "" || rpc == registry.ListHealthRPC && !inst.Fingerprint.Has(registry.ControllerHealth)
-	if h.suspends(perVolume, inst) {
-		perVolume = ""
-	}
 	for _, v := range volumes {
-		c, sick := listed[v.External], v.Health.Controller.Abnormal
-		var err error
-		switch {
-		case c != nil:
-			err = h.record(ctx, v.VolumeKey(), *c, true)
-		case recovers && sick:
-			err = h.record(ctx, v.VolumeKey(), registry.Condition{}, rpc != "")
-		case !recovers && perVolume != "" && (perVolume == rpc || sick):
-			// A list leaves out healthy volumes, and may miss others (CSI ControllerListVolumeHealth).
-			err = h.askOne(ctx, inst, perVolume, v.VolumeKey())
-		}
+		err := h.update(ctx, inst, rpc, v, listed[v.External])
 		if registry.NoAnswer(err) || ctx.Err() != nil {
 			return err
 		}
@@ -157,6 +138,28 @@ func (h *Health) ask(ctx context.Context, inst registry.Instance, volumes []regi
 			h.logger.Warn("the health of a volume is not known", "volume", v.VolumeName().String(),
 				"again_in", healthEvery.String(), "error", err)
 		}
+	}
+	return nil
+}
+
+// update records the health of one volume. rpc is the plugin's healthRPC. listed is the volume's condition in the list;
+// nil: the list lacks the volume, or rpc returns no list.
+func (h *Health) update(
+	ctx context.Context, inst registry.Instance, rpc registry.RPC, v registry.Volume, listed *registry.Condition,
+) error {
+	key, sick := v.VolumeKey(), v.Health.Controller.Abnormal
+	switch {
+	case listed != nil:
+		return h.record(ctx, key, *listed, true)
+	case rpc == "" && sick: // the plugin does not report the health of volumes any more
+		return h.record(ctx, key, registry.Condition{}, false)
+	case rpc == registry.ListHealthRPC && sick && !inst.Fingerprint.Has(registry.ControllerHealth):
+		return h.record(ctx, key, registry.Condition{}, true)
+	case rpc == registry.ListHealthRPC && sick && !h.suspends(registry.ControllerHealthRPC, inst):
+		// The list leaves out healthy volumes, and may miss others (CSI ControllerListVolumeHealth).
+		return h.askOne(ctx, inst, registry.ControllerHealthRPC, key)
+	case rpc == registry.ControllerHealthRPC, rpc == registry.GetVolumeRPC:
+		return h.askOne(ctx, inst, rpc, key)
 	}
 	return nil
 }

@@ -17,7 +17,7 @@ import (
 func (m *Controller) Provide(
 	ctx context.Context, call registry.Call, spec registry.VolumeSpec, from registry.Origin,
 ) (registry.Volume, error) {
-	return m.ProvideIf(ctx, call, spec, from, func(registry.View) error { return nil })
+	return m.ProvideIf(ctx, call, spec, from, nil)
 }
 
 // ProvideIf is Provide for a caller whose wish may end meanwhile: then wanted returns an error, and no new volume is
@@ -112,7 +112,7 @@ func discardedWith(view registry.View, v registry.Volume) registry.AllocID {
 func (m *Controller) deleteUnfinished(
 	ctx context.Context, call registry.Call, v registry.Volume, wait time.Duration,
 ) error {
-	v, err := m.settleCreation(ctx, call, v, attempt{policy: singleTry(registry.CreateVolumeRPC), again: wait})
+	v, err := m.settleCreation(ctx, call, v, attempt{policy: singleTry(registry.CreateVolumeRPC), repeatAfter: wait})
 	if err != nil || v.State == "" {
 		return err
 	}

@@ -12,21 +12,18 @@ import (
 func OpenCallsAt(view registry.View, plugin registry.PluginID, node registry.NodeName) (list []registry.LateCall) {
 	for _, open := range view.Intents() {
 		if open.Volume.Plugin == plugin && slices.Contains(open.Senders, node) {
-			list = append(list, withNode(node, view.LateCallOf(open)))
+			list = append(list, view.LateCallOf(open))
 		}
 	}
 	for _, snap := range view.SnapshotRecords() {
 		if snap.Plugin == plugin && snap.State.Unfinished() && slices.Contains(snap.Senders, node) {
-			list = append(list, withNode(node, lateSnapshot(snap)))
+			list = append(list, lateSnapshot(snap))
 		}
 	}
+	for i := range list {
+		list[i].Node = node
+	}
 	return list
-}
-
-// withNode returns the late call with its field Node set.
-func withNode(node registry.NodeName, late registry.LateCall) registry.LateCall {
-	late.Node = node
-	return late
 }
 
 // lateSnapshot returns the call for the current state of the snapshot as a late call.

@@ -219,7 +219,8 @@ func TestSnapshotAndChangesOfItsVolumeExcludeEachOther(t *testing.T) {
 		State: registry.SnapshotCreating, Senders: []registry.NodeName{"n1", "n2"}}
 	snap.Name = "s1"
 	snap.Failure.Code = "INTERNAL" // the answer to the executor's own call
-	taking := withNode("n1", lateSnapshot(snap))
+	taking := lateSnapshot(snap)
+	taking.Node = "n1"
 	expansion := registry.Intent{Volume: key, Name: name, RPC: registry.ControllerExpandRPC, Code: "INTERNAL",
 		Outcome: registry.OutcomeUncertain, Senders: []registry.NodeName{"n1"}}
 	v := ready()

@@ -78,7 +78,7 @@ func (m *Controller) tryVolume(
 			err = m.deleteUnfinished(ctx, call, v, wait)
 			break
 		}
-		err = m.create(ctx, call, v.VolumeSpec, attempt{policy: singleTry(registry.CreateVolumeRPC), again: wait})
+		err = m.create(ctx, call, v.VolumeSpec, attempt{policy: singleTry(registry.CreateVolumeRPC), repeatAfter: wait})
 	case registry.VolumeDeleting:
 		err = m.delete(ctx, call, v, singleTry, wait)
 	default:

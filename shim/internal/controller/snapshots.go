@@ -98,7 +98,7 @@ func (s *Snapshots) storeNew(
 	if _, err := s.snapshotter(ctx, snap); err != nil {
 		return 0, false, err
 	}
-	_, err = registry.Ensure(ctx, s.volumes.State, func(view registry.View) (_ registry.Change, err error) {
+	at, err := registry.Ensure(ctx, s.volumes.State, func(view registry.View) (_ registry.Change, err error) {
 		if err := read(view); err != nil || !isNew {
 			return registry.Change{}, err
 		}
@@ -108,9 +108,8 @@ func (s *Snapshots) storeNew(
 		}
 		return registry.Change{Put: []registry.Record{snap}}, nil
 	})
-	if err == nil && isNew {
-		snap, viewErr := s.snapshot(ctx, name)
-		created, err = snap.CreateIndex, viewErr
+	if isNew {
+		created = at
 	}
 	return created, isNew, err
 }

@@ -87,9 +87,12 @@ func snapshotSource(view registry.View, s registry.VolumeSpec) (from registry.So
 // confirmSnapshot returns once the last committed state has the snapshot that the spec names, or once etcd has
 // confirmed that there is none. Otherwise sourceOf would take the name of a new snapshot for the plugin's id.
 func (m *Controller) confirmSnapshot(ctx context.Context, spec registry.VolumeSpec) error {
+	if spec.SnapshotID == "" {
+		return nil
+	}
 	name := registry.SnapshotName{Namespace: spec.Namespace, ID: registry.SnapshotID(spec.SnapshotID)}
 	err := registry.Confirm(ctx, m.State, func(view registry.View) error {
-		if _, found := view.Snapshot(name); !found && spec.SnapshotID != "" {
+		if _, found := view.Snapshot(name); !found {
 			return registry.Errorf(registry.ErrNotFound, "snapshot %s not found", name)
 		}
 		return nil

@@ -272,7 +272,10 @@ func compare(v registry.Volume, spec registry.VolumeSpec) (changes []registry.Fi
 	for _, c := range spec.Capabilities {
 		add(!slices.Contains(v.Capabilities, c), "capability", "", usageText(c), "")
 	}
-	for name := range unionOf(v.Secrets, spec.Secrets) {
+	secrets := map[string]registry.Secret{}
+	maps.Copy(secrets, v.Secrets)
+	maps.Copy(secrets, spec.Secrets)
+	for name := range secrets {
 		text("secrets."+name, reference(v.Secrets[name]), reference(spec.Secrets[name]), "")
 	}
 	for name, value := range spec.Mutable {
@@ -300,14 +303,6 @@ func pairs(m map[string]string) string {
 		all = append(all, key+"="+m[key])
 	}
 	return strings.Join(all, " ")
-}
-
-// unionOf returns a map with the keys of both maps.
-func unionOf[T any](a, b map[string]T) map[string]T {
-	all := map[string]T{}
-	maps.Copy(all, a)
-	maps.Copy(all, b)
-	return all
 }
 
 // reference formats where a secret comes from, as in --secret.
