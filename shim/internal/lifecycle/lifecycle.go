@@ -37,18 +37,17 @@ type Process struct {
 
 	life context.Context // the context of the process; set by Register
 
-	transition sync.Mutex // held while the active state is built, quiesced or closed
-
-	mu         sync.Mutex // guards the fields below; held for a lookup only
-	state      State
-	hello      *rpc.Hello
-	active     *activeState      // nil unless the shim is active or quiesced
+	// transition is held while the active state is built, quiesced or closed. It guards releasedAt and rehearsed.
+	transition sync.Mutex
 	releasedAt registry.Revision // generation and index at the last Release
+	rehearsed  *csi.Fleet        // connections that a rehearsal has made, for the next activation; nil: there are none
+
+	mu     sync.Mutex // guards state, hello and active; held for a lookup only
+	state  State
+	hello  *rpc.Hello
+	active *activeState // nil unless the shim is active or quiesced
 
 	closing sync.WaitGroup // connections and files that Release closes later
-	// rehearsed has connections to plugins that have described themselves in a rehearsal, for the next activation; nil:
-	// there are none. Guarded by transition.
-	rehearsed *csi.Fleet
 }
 
 // CommitPoint is a moment before or after a commit.

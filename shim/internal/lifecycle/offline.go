@@ -80,10 +80,7 @@ func (v Offline) Examine(ctx context.Context) (Diagnosis, error) {
 
 // Repair changes the state itself. It fails with ErrConflict while a shim holds the lock on the state.
 func (v Offline) Repair(ctx context.Context, digest string) (Diagnosis, error) {
-	layout, err := v.layout()
-	if err == nil {
-		err = checkStateFile(ctx, layout)
-	}
+	layout, err := v.intactState(ctx)
 	if err != nil {
 		return Diagnosis{}, err
 	}
@@ -117,14 +114,16 @@ func noState(state string) error {
 	return registry.Errorf(registry.ErrNotFound, "%s is not a Holdfast state directory; choose another one", state)
 }
 
-// checkStateFile returns nil if the state file exists and is intact.
-func checkStateFile(ctx context.Context, l hooks.Layout) error {
-	err := store.VerifyFile(ctx, l.Database())
-	if errors.Is(err, registry.ErrNotFound) {
-		return registry.Errorf(registry.ErrNotFound,
-			"%w: there are no records yet; start an agent first", err)
+// intactState is layout for a state file that exists and is intact.
+func (v Offline) intactState(ctx context.Context) (hooks.Layout, error) {
+	l, err := v.layout()
+	if err != nil {
+		return l, err
 	}
-	return err
+	if err = store.VerifyFile(ctx, l.Database()); errors.Is(err, registry.ErrNotFound) {
+		err = registry.Errorf(registry.ErrNotFound, "%w: there are no records yet; start an agent first", err)
+	}
+	return l, err
 }
 
 // copyState copies the state file and reports whether a shim has it open. The copy of an open file may be inconsistent,
@@ -263,14 +262,11 @@ func parseCluster(text []byte) (config.Cluster, error) {
 
 // withState calls use with the state. It fails if the state file is missing or damaged.
 func (v Offline) withState(ctx context.Context, use func(*store.Store) error) error {
-	layout, err := v.layout()
+	layout, err := v.intactState(ctx)
 	if err != nil {
 		return err
 	}
 	m, err := mount.NewManager(layout)
-	if err == nil {
-		err = checkStateFile(ctx, layout)
-	}
 	if err != nil {
 		return err
 	}
