@@ -156,7 +156,7 @@ func runRemoval(ctx context.Context, a *Active, call registry.Call, indexOf crea
 	if err != nil {
 		return err
 	}
-	if !replay || created == stored.Removes {
+	if removed := replay && created != stored.Removes; !removed { // by an earlier run of this call
 		err = run()
 	}
 	if created > 0 && errors.Is(err, registry.ErrNotFound) && a.gone(ctx, indexOf, created) {
