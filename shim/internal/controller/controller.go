@@ -257,9 +257,10 @@ type Node interface {
 	// Uses describes how the node uses the volume: publishes and staging.
 	Uses(ctx context.Context, key registry.VolumeKey) ([]string, error)
 	// Grow does the pending expansion on the node if the volume is mounted in a way that can grow. It returns the
-	// progress of the node. again means that an expansion that the plugin has refused is retried too, unless CSI
+	// progress of the node. If retryRefused is set, an expansion that the plugin has refused is retried too, unless CSI
 	// forbids that. A certain refusal is recorded and is not an error.
-	Grow(ctx context.Context, by intent.Caller, key registry.VolumeKey, again bool) (registry.NodeExpansion, error)
+	Grow(ctx context.Context, by intent.Caller, key registry.VolumeKey, retryRefused bool) (
+		registry.NodeExpansion, error)
 	// Expansion returns the progress of the node, and the open call for the volume on the node. The RPC is empty if
 	// none is open.
 	Expansion(ctx context.Context, key registry.VolumeKey) (registry.NodeExpansion, registry.RPC, error)

@@ -344,21 +344,25 @@ func (m *Controller) keepAttached(ctx context.Context, k registry.AttachmentKey)
 func (m *Controller) resumeDetach(ctx context.Context, name registry.VolumeName) (over bool, err error) {
 	list, err := m.detaching(ctx, name)
 	for _, at := range list {
-		if !at.Detaching.Confirmed {
-			limited, cancel := context.WithTimeout(ctx, resumeBackoff.Max)
-			err = m.AwaitDetach(limited, intent.Caller{}, at.Volume, at.Node, func(string) {})
-			cancel()
-		}
-		if err == nil {
-			by := intent.Caller{RetryUntil: time.Now().Add(resumeBackoff.First)}
-			err = m.takeDown(ctx, by, at.AttachmentKey(), false)
-		}
-		if err != nil {
+		if err = m.tryDetach(ctx, at); err != nil {
 			break
 		}
 	}
 	left, viewErr := m.detaching(ctx, name)
 	return viewErr == nil && len(left) == 0, err
+}
+
+// tryDetach tries once to take down an attachment whose record says Detaching.
+func (m *Controller) tryDetach(ctx context.Context, at registry.Attachment) error {
+	if !at.Detaching.Confirmed {
+		limited, cancel := context.WithTimeout(ctx, resumeBackoff.Max)
+		defer cancel()
+		if err := m.AwaitDetach(limited, intent.Caller{}, at.Volume, at.Node, func(string) {}); err != nil {
+			return err
+		}
+	}
+	by := intent.Caller{RetryUntil: time.Now().Add(resumeBackoff.First)}
+	return m.takeDown(ctx, by, at.AttachmentKey(), false)
 }
 
 // detaching returns the attachments of a volume that this node is to take down; if name is zero, those of all volumes.

@@ -71,20 +71,20 @@ func (m *Controller) expandable(ctx context.Context, name registry.VolumeName) (
 func (m *Controller) largeEnough(
 	ctx context.Context, v registry.Volume, want registry.CapacityRange,
 ) (done bool, err error) {
-	e, floor := v.Expansion, v.Capacity
+	e, smallest := v.Expansion, v.Capacity
 	if asked := max(e.Done, v.CapacityMin); asked > 0 {
-		floor = min(floor, asked) // plugins round up, so an earlier requested size is no request to shrink
+		smallest = min(smallest, asked) // plugins round up, so an earlier requested size is no request to shrink
 	}
+	larger := want.Required > v.Capacity && want.Required > e.Node.Required // than it is, and will be on the node
 	switch {
-	case want.Required < floor:
+	case want.Required < smallest:
 		return false, registry.Invalid("volume %s has %d bytes and cannot be made smaller: %d bytes were requested",
 			v.VolumeName(), v.Capacity, want.Required)
 	case want.Limit > 0 && want.Limit < v.Capacity:
 		return false, registry.Invalid(
 			"volume %s has %d bytes and cannot be made smaller: the limit is %d bytes",
 			v.VolumeName(), v.Capacity, want.Limit)
-	case e.Open() || v.Capacity < want.Required && e.Node.Required < want.Required,
-		v.ExpandsOnNodeOnly() && e.Node != want:
+	case e.Open(), larger, v.ExpandsOnNodeOnly() && e.Node != want:
 		return false, nil
 	}
 	grows, err := m.node.Grows(ctx, v)
@@ -231,10 +231,11 @@ func (m *Controller) openRPC(ctx context.Context, v registry.Volume) (rpc regist
 // checkOffline returns an error if the plugin expands only unused volumes and this volume is in use. A claim of this
 // node alone does not count as a use. One of another node does, as only that node knows what it has mounted.
 func (m *Controller) checkOffline(view registry.View, v registry.Volume, local []string, mode expandMode) error {
-	elsewhere := slices.ContainsFunc(view.Claims(v.VolumeKey()), func(c registry.Claim) bool {
+	claimedElsewhere := slices.ContainsFunc(view.Claims(v.VolumeKey()), func(c registry.Claim) bool {
 		return c.Node != m.node.Name()
 	})
-	if mode.online || !elsewhere && len(view.Attachments(v.VolumeKey())) == 0 && len(local) == 0 {
+	inUse := claimedElsewhere || len(view.Attachments(v.VolumeKey())) > 0 || len(local) > 0
+	if mode.online || !inUse {
 		return nil
 	}
 	return registry.Errorf(registry.ErrConflict, "%w; "+

@@ -18,8 +18,8 @@ func (m *Controller) finishOnNode(
 	if err != nil {
 		return v, false, err
 	}
-	vague := before.Refused != "" && intent.Inconclusive(before.Refused)
-	if err := m.growOnNode(ctx, by, v.VolumeKey(), vague); err != nil {
+	wasVague := before.Refused != "" && intent.Inconclusive(before.Refused)
+	if err := m.growOnNode(ctx, by, v.VolumeKey(), wasVague); err != nil {
 		return v, false, err
 	}
 	if now, err = m.volume(ctx, v.VolumeName()); err != nil {
@@ -29,24 +29,26 @@ func (m *Controller) finishOnNode(
 	if err != nil {
 		return v, false, err
 	}
-	other := now.Capacity < want.Required
+	wantsMore := now.Capacity < want.Required
 	if now.ExpandsOnNodeOnly() {
-		other = now.Expansion.Node != want
+		wantsMore = now.Expansion.Node != want
 	}
 	// n ends with the current mount: once no job uses the volume, another expansion can start
-	if other && n.Refused != "" && intent.Inconclusive(n.Refused) {
+	if wantsMore && n.Refused != "" && intent.Inconclusive(n.Refused) {
 		return now, false, registry.Errorf(registry.ErrConflict,
 			"the outcome of the previous expansion on the node is unknown (%s: %s); "+
 				"stop the jobs that use the volume, then expand it", registry.NodeExpandRPC,
 			n.Refused)
 	}
-	return now, vague || before.Refused == "", nil
+	return now, wasVague || before.Refused == "", nil
 }
 
-// growOnNode does the pending expansion on the node if possible, and records the result. again means that an expansion
-// that the node plugin has refused is retried too, unless CSI forbids that.
-func (m *Controller) growOnNode(ctx context.Context, by intent.Caller, key registry.VolumeKey, again bool) error {
-	done, err := m.node.Grow(ctx, by, key, again)
+// growOnNode does the pending expansion on the node if possible, and records the result. retryRefused is as in
+// Node.Grow.
+func (m *Controller) growOnNode(
+	ctx context.Context, by intent.Caller, key registry.VolumeKey, retryRefused bool,
+) error {
+	done, err := m.node.Grow(ctx, by, key, retryRefused)
 	if err != nil {
 		return err
 	}

@@ -154,8 +154,8 @@ func (m *Controller) modify(
 ) error {
 	request := csi.ModifyRequest{VolumeID: v.External, Mutable: parameters, Private: private(v)}
 	before := v.Modification
-	again := maps.Equal(before.Asked, parameters)
-	vague := again // an earlier call with the same parameters may have had an effect
+	repeats := maps.Equal(before.Asked, parameters)
+	vague := repeats // an earlier call with the same parameters may have had an effect
 	open := newIntent(registry.ControllerModifyRPC, by.Call, v, intent.Hash(registry.ControllerModifyRPC, request))
 	return m.sendTo(ctx, by, v.VolumeSpec, &request.Secrets, intent.Call{
 		Intent: open, Policy: p,
@@ -177,7 +177,7 @@ func (m *Controller) modify(
 				return registry.Change{}
 			case vague || !clean && intent.RejectsCall(err.Code):
 				now.Modification.Code, now.Modification.Detail = err.Code, err.Detail
-			case again:
+			case repeats:
 				now.Modification = before.Refused()
 			default:
 				now.Modification = before
@@ -252,10 +252,10 @@ func (m *Controller) repeatAlteration(
 // LeaveAlteration closes an open ControllerExpandVolume or ControllerModifyVolume whose outcome is unknown, and reports
 // whether there was one. If the call may still run at a former executor, another call for the volume waits until it has
 // ended.
-func (m *Controller) LeaveAlteration(ctx context.Context, key registry.VolumeKey) (left bool, err error) {
+func (m *Controller) LeaveAlteration(ctx context.Context, key registry.VolumeKey) (found bool, err error) {
 	_, err = registry.Ensure(ctx, m.State, func(view registry.View) (registry.Change, error) {
-		open, found := view.Intent(key)
-		if left = found && open.RPC.Alters(); !left {
+		open, _ := view.Intent(key)
+		if found = open.RPC.Alters(); !found {
 			return registry.Change{}, nil
 		}
 		change := registry.Change{Delete: []registry.Key{open.Key()}}
@@ -273,5 +273,5 @@ func (m *Controller) LeaveAlteration(ctx context.Context, key registry.VolumeKey
 		change.Put = append(change.Put, v)
 		return change, nil
 	})
-	return left, err
+	return found, err
 }

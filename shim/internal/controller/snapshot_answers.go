@@ -200,7 +200,7 @@ func keepsState(rpc registry.RPC, snap registry.VolumeSnapshot, failure *registr
 	switch {
 	case failure.Code == "OK": // the answer cannot be used
 		return false
-	case rpc != policyRPC(rpc): // GetSnapshot or GetVolumeGroupSnapshot
+	case rpc == registry.GetSnapshotRPC, rpc == registry.GetGroupSnapshotRPC:
 		return failure.Code != "NOT_FOUND"
 	case failure.Outcome != registry.OutcomeFailed, snap.State == registry.SnapshotProcessing:
 		return true

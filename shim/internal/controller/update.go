@@ -90,10 +90,10 @@ func (m *Controller) difference(ctx context.Context, spec registry.VolumeSpec) (
 		}
 		changes = compare(v, spec)
 		addProblems(changes, v.State, len(openIntents(view, v)) > 0, checkUnused(view, v, local, "changed like this"))
-		return refuseUpdate(changes)
+		return refuseUpdate(changes) // with an error, Confirm reads again what other nodes have written
 	})
 	if errors.Is(err, registry.ErrConflict) {
-		err = nil // the changes have the problems
+		err = nil // the problems are in the changes
 	}
 	return registry.VolumeUpdate{Volume: v, Changes: changes}, err
 }
