@@ -15,6 +15,10 @@ import (
 // resumeBackoff is the wait between two tries of an operation without a caller.
 var resumeBackoff = intent.Backoff{First: time.Second, Max: time.Minute}
 
+// resumeLimit bounds one try of an operation without a caller, the wait for the plugin included. A try that waits for a
+// plugin that is gone holds up the deregistration of the volume, and does not notice that a snapshot was deregistered.
+const resumeLimit = 10 * time.Minute
+
 // Run finishes creations, deletions, expansions, modifications and detaches that have no caller any more, until ctx
 // ends. An earlier process began them, or they had no certain answer. Run repeats each as the same call until it is
 // done or has certainly failed. It sends one try at a time, so that other operations on the volume get the lock in
@@ -58,6 +62,8 @@ func (m *Controller) tryVolume(
 		return false, err
 	}
 	defer unlock()
+	ctx, cancel := context.WithTimeout(ctx, resumeLimit) // the plugin may have gone during the wait for the lock
+	defer cancel()
 	v, found, err = m.unfinishedOne(ctx, name)
 	if err != nil || !found {
 		return err == nil, err

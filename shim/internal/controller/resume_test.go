@@ -134,6 +134,30 @@ func TestRunReturnsIfTheStateCannotBeRead(t *testing.T) {
 	})
 }
 
+// If the plugin goes away for good before Run gets the lock of a volume, the volume can be deregistered after a while.
+func TestVolumeOfAPluginThatIsGoneIsDeregistered(t *testing.T) {
+	for _, state := range []registry.VolumeState{registry.VolumeCreating, registry.VolumeDeleting} {
+		synctest.Test(t, func(t *testing.T) {
+			v := ready()
+			v.State = state
+			plugins := of(registry.CreateDelete)
+			d := open(t, plugins, v)
+			if state == registry.VolumeCreating {
+				d.put(registry.Intent{Volume: v.VolumeKey(), Name: name, RPC: registry.CreateVolumeRPC})
+			}
+			unlock, err := d.Locks.Lock(t.Context(), name, "a test")
+			noErr(t, "", err)
+			end := d.run()
+			defer end()
+			synctest.Wait() // Run has found the plugin
+			delete(plugins, registry.RoleController)
+			unlock()
+			time.Sleep(time.Hour)
+			noErr(t, string(state), d.Controller.Deregister(t.Context(), name))
+		})
+	}
+}
+
 // Attach waits for an absent controller if a task for it is known, or if the controller created the volume. So no
 // volume is used without being attached.
 func TestAttachWaitsForAnAbsentController(t *testing.T) {

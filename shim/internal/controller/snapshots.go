@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
-	"time"
 
 	"holdfast/registry"
 	"holdfast/shim/internal/intent"
@@ -476,6 +475,3 @@ func (s *Snapshots) resume(ctx context.Context, ref snapshotRef, first bool) {
 		}
 	}
 }
-
-// resumeLimit bounds one try of Run, the wait for the plugin included, so that Run notices a deregistered snapshot.
-const resumeLimit = 10 * time.Minute
