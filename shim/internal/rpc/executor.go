@@ -80,6 +80,8 @@ func (s *Server) PassToExecutor(
 	if err := checkSecrets(call); err != nil {
 		return nil, wire.Status(err)
 	}
+	ctx, end := withDeadline(ctx, callLimit)
+	defer end()
 	if err := a.Cluster.Ready(ctx); err != nil {
 		return nil, a.status(ctx, err)
 	}
