@@ -13,9 +13,7 @@ func TestAttachAndDetach(t *testing.T) {
 	d := open(t, of(registry.AttachDetach), ready(), claimed())
 	d.publish = map[string]string{"device": "/dev/x"}
 	for range 2 { // the second attach finds the volume attached
-		if err := d.Controller.Attach(t.Context(), by, ready(), usage(), here("i-1")); err != nil {
-			t.Fatal(err)
-		}
+		noErr(t, "", d.Controller.Attach(t.Context(), by, ready(), usage(), here("i-1")))
 		d.crash()
 	}
 	d.expect("ControllerPublishVolume vol-data i-1")
@@ -24,9 +22,7 @@ func TestAttachAndDetach(t *testing.T) {
 		p.Usage != usage() {
 		t.Errorf("%+v", p)
 	}
-	if err := d.Controller.Detach(t.Context(), by, key, "n1"); err != nil {
-		t.Fatal(err)
-	}
+	noErr(t, "", d.Controller.Detach(t.Context(), by, key, "n1"))
 	d.expect("ControllerUnpublishVolume vol-data i-1")
 	if p := d.attachment(); p.State != registry.MarkNone || len(d.attached) != 0 {
 		t.Errorf("%+v, %v", p, d.attached)
@@ -150,9 +146,7 @@ func TestDetachNeedsTheRecordedNode(t *testing.T) {
 
 func TestDetachNotFoundIsNotSuccess(t *testing.T) {
 	d := open(t, of(registry.AttachDetach), ready(), claimed())
-	if err := d.Controller.Attach(t.Context(), by, ready(), usage(), here("i-1")); err != nil {
-		t.Fatal(err)
-	}
+	noErr(t, "", d.Controller.Attach(t.Context(), by, ready(), usage(), here("i-1")))
 	d.faults = []fault{failed("NOT_FOUND")}
 	if err := d.Controller.Detach(t.Context(), by, key, "n1"); err == nil {
 		t.Error("the spec wants the caller to verify, not to assume")

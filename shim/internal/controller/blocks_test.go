@@ -118,17 +118,13 @@ func TestBlocksComeOnceAndInOrder(t *testing.T) {
 		})
 	}
 	d := openSnapshots(t, of(registry.CreateSnapshot), answer(snapReady))
-	if _, err := d.Create(t.Context(), call, snapSpec); err != nil {
-		t.Fatal(err)
-	}
+	noErr(t, "", errOf(d.Create(t.Context(), call, snapSpec)))
 	err := d.Blocks(t.Context(), registry.BlockQuery{Snapshot: snapName}, nil)
 	wantErr(t, "without the capability", err, registry.ErrUnsupported, "")
 	// An error of the reader ends the list.
 	d = openSnapshots(t, of(registry.CreateSnapshot, registry.SnapshotMetadata), answer(snapReady), parts("", part(0)))
 	stop := errors.New("enough")
-	if _, err := d.Create(t.Context(), call, snapSpec); err != nil {
-		t.Fatal(err)
-	}
+	noErr(t, "", errOf(d.Create(t.Context(), call, snapSpec)))
 	err = d.Blocks(t.Context(), registry.BlockQuery{Snapshot: snapName}, func(registry.Blocks) error { return stop })
 	if err != stop {
 		t.Errorf("the reader's error: %v", err)

@@ -48,9 +48,7 @@ func (d *desk) claims() (claims []registry.Claim, events []registry.Event) {
 func TestClaimTakesOptionsFromTheVolumeAndRepeats(t *testing.T) {
 	l := open(t, table{}, volume())
 	first, err := l.Controller.Claim(t.Context(), wanted("a1", registry.SingleNodeWriter))
-	if err != nil {
-		t.Fatal(err)
-	}
+	noErr(t, "", err)
 	u := first.Usage
 	if u.FSType != "xfs" || u.MountFlags != "noatime" || u.MountGroup != "2000" || first.Name != name ||
 		first.Since.IsZero() || first.CreateIndex == 0 {
@@ -84,9 +82,7 @@ func TestOwnMountOptionsStay(t *testing.T) {
 
 func TestConflictNamesTheHolder(t *testing.T) {
 	l := open(t, table{}, volume())
-	if _, err := l.Controller.Claim(t.Context(), wanted("a1", registry.SingleNodeWriter)); err != nil {
-		t.Fatal(err)
-	}
+	noErr(t, "", errOf(l.Controller.Claim(t.Context(), wanted("a1", registry.SingleNodeWriter))))
 	_, err := l.Controller.Claim(t.Context(), wanted("a2", registry.SingleNodeWriter))
 	if !errors.Is(err, registry.ErrConflict) {
 		t.Fatalf("%v", err)
@@ -139,9 +135,7 @@ func TestClaimIsRefusedWithTheReason(t *testing.T) {
 func TestClaimKeptUntilDetached(t *testing.T) {
 	l := open(t, table{}, volume())
 	c, err := l.Controller.Claim(t.Context(), wanted("a1", registry.SingleNodeWriter))
-	if err != nil {
-		t.Fatal(err)
-	}
+	noErr(t, "", err)
 	at := registry.Attachment{Volume: key, Node: "n1", NodeID: "i-1", State: registry.MarkSent}
 	l.put(at)
 	for says, last := range map[string]bool{"attached": true, "last user": false} {
@@ -173,9 +167,7 @@ func TestOnlyTheLastUserWaitsForDetach(t *testing.T) {
 	far.Node = "n2"
 	for _, c := range []registry.Claim{wanted("a1", registry.MultiNodeMultiWriter),
 		wanted("a2", registry.MultiNodeMultiWriter), far} {
-		if _, err := l.Controller.Claim(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
+		noErr(t, "", errOf(l.Controller.Claim(t.Context(), c)))
 	}
 	l.put(registry.Attachment{Volume: key, Node: "n1", State: registry.MarkDone})
 	if existed, err := l.Controller.Unclaim(t.Context(), wanted("a1", "").ClaimKey(), false); !existed || err != nil {

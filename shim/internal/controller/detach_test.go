@@ -254,9 +254,7 @@ func TestDetachLocksEachVolume(t *testing.T) {
 		earlier.Volume.External = "vol-earlier"
 		d := open(t, of(registry.AttachDetach), ready(), attachedTo("n1"), earlier)
 		unlock, err := d.Locks.Lock(t.Context(), earlier.Volume, "a test")
-		if err != nil {
-			t.Fatal(err)
-		}
+		noErr(t, "", err)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if _, err := d.DetachVolume(ctx, call, name, "", registry.Force{By: "ada"}); err == nil {

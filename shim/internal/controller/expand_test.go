@@ -204,9 +204,7 @@ func TestLargerFileNamesExpand(t *testing.T) {
 	larger.CapacityMin = large
 	const advice = "holdfast volume expand --size 2097152 data"
 	wantErr(t, "before", errOf(d.Controller.Create(t.Context(), call, larger)), registry.ErrExists, advice)
-	if _, err := d.Controller.Expand(t.Context(), registry.Call{}, name, upTo(large, 0)); err != nil {
-		t.Fatal(err)
-	}
+	noErr(t, "", errOf(d.Controller.Expand(t.Context(), registry.Call{}, name, upTo(large, 0))))
 	for what, s := range map[string]registry.VolumeSpec{"the larger file": larger,
 		"the one that it was made of": spec()} {
 		if v, err := d.Controller.Create(t.Context(), registry.Call{}, s); err != nil || v.Capacity != large {

@@ -161,9 +161,7 @@ func TestMembersOfTwoGroupsHaveTheirOwnIDs(t *testing.T) {
 func TestMembersGoWithTheirGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := openGroup(t, of(registry.GroupSnapshots, registry.CreateSnapshot, registry.CreateDelete), groupAnswer(nil))
-		if _, err := d.Create(t.Context(), call, groupSpec); err != nil {
-			t.Fatal(err)
-		}
+		noErr(t, "", errOf(d.Create(t.Context(), call, groupSpec)))
 		d.plugin.journal = nil
 		member := registry.SnapshotName{Namespace: "default", ID: "g-logs"}
 		list, _ := d.Snapshots.List(t.Context())

@@ -81,9 +81,7 @@ func TestClaimKeepsTheVolumeLimit(t *testing.T) {
 			Node:   "n1", Target: "n1", Call: registry.NodeStageRPC,
 		})
 	for _, err := range []error{claim(0, "a0"), claim(0, "a1"), claim(1, "a2"), claim(2, "a3"), claim(0, "a0")} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		noErr(t, "", err)
 	}
 	err := claim(3, "a4")
 	if !errors.Is(err, registry.ErrExhausted) {
@@ -97,9 +95,7 @@ func TestClaimKeepsTheVolumeLimit(t *testing.T) {
 	}
 	gone := wanted("a2", "")
 	gone.Volume = at(1)
-	if _, err := d.Controller.Unclaim(t.Context(), gone.ClaimKey(), true); err != nil {
-		t.Fatal(err)
-	}
+	noErr(t, "", errOf(d.Controller.Unclaim(t.Context(), gone.ClaimKey(), true)))
 	noErr(t, "after a place is free", claim(3, "a4"))
 }
 

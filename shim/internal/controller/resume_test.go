@@ -33,9 +33,7 @@ func TestUnfinishedOperationIsFinishedByTheNextProcess(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			d := open(t, of(registry.CreateDelete))
 			d.faults = []fault{uncertain("FAILED_PRECONDITION", true)}
-			if _, err := d.Controller.Create(t.Context(), call, spec()); !errors.Is(err, registry.ErrUncertain) {
-				t.Fatal(err)
-			}
+			wantErr(t, "", errOf(d.Controller.Create(t.Context(), call, spec())), registry.ErrUncertain, "")
 			d.crash()
 			d.faults = slices.Clone(later)
 			d.runFor(time.Hour)
@@ -46,9 +44,7 @@ func TestUnfinishedOperationIsFinishedByTheNextProcess(t *testing.T) {
 
 			remove := registry.Call{ID: "op-2", Method: "Delete", Digest: "d2"}
 			d.faults = []fault{uncertain("FAILED_PRECONDITION", true)}
-			if err := d.Controller.Delete(t.Context(), remove, name); !errors.Is(err, registry.ErrUncertain) {
-				t.Fatal(err)
-			}
+			wantErr(t, "", d.Controller.Delete(t.Context(), remove, name), registry.ErrUncertain, "")
 			d.crash()
 			// for a deletion, NOT_FOUND means success
 			d.faults = slices.DeleteFunc(slices.Clone(later), func(f fault) bool { return f.code == "NOT_FOUND" })
@@ -72,9 +68,7 @@ func TestUnfinishedOperationEnds(t *testing.T) {
 		d.faults = []fault{uncertain("UNAVAILABLE", false), failed("PERMISSION_DENIED"), failed("PERMISSION_DENIED")}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
-		if err := d.Controller.Delete(ctx, call, name); !errors.Is(err, registry.ErrUncertain) {
-			t.Fatal(err)
-		}
+		wantErr(t, "", d.Controller.Delete(ctx, call, name), registry.ErrUncertain, "")
 		time.Sleep(time.Hour)
 		if v, _ := d.stored(); v.State != registry.VolumeReady || len(d.made) != 1 {
 			t.Errorf("%+v, %v", v, d.made)

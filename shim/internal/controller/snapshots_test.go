@@ -528,9 +528,7 @@ func TestSnapshotStaysIfRunHasSentItsCreation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := openSnapshots(t, of(registry.CreateSnapshot), refused("INVALID_ARGUMENT"))
 		unlock, err := d.Locks.Lock(t.Context(), key, "a test")
-		if err != nil {
-			t.Fatal(err)
-		}
+		noErr(t, "", err)
 		created := make(chan error, 1)
 		go func() { created <- errOf(d.Create(t.Context(), call, snapSpec)) }()
 		synctest.Wait()

@@ -175,13 +175,9 @@ func TestCreatedVolumeCanBeDeletedAfterItsReturn(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			d := open(t, of(registry.CreateDelete, registry.GetVolume), ready())
 			for range 2 {
-				if err := d.Deregister(t.Context(), name); err != nil {
-					t.Fatal(err)
-				}
+				noErr(t, "", d.Deregister(t.Context(), name))
 				d.crash()
-				if err := again(d, t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				noErr(t, "", again(d, t.Context()))
 			}
 			noErr(t, "", d.Controller.Delete(t.Context(), call, name))
 			d.view(func(view registry.View) {
@@ -189,9 +185,7 @@ func TestCreatedVolumeCanBeDeletedAfterItsReturn(t *testing.T) {
 					t.Errorf("left: %v", all)
 				}
 			})
-			if err := again(d, t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			noErr(t, "", again(d, t.Context()))
 			wantErr(t, "a registered volume", d.Controller.Delete(t.Context(), call, name), registry.ErrInvalid, "")
 		})
 	}
@@ -206,9 +200,7 @@ func TestCreatedVolumeCanBeDeletedAfterItsReturn(t *testing.T) {
 		}
 		d.put(append(remembered, v)...)
 		remembered = nil
-		if err := d.Deregister(t.Context(), v.VolumeName()); err != nil {
-			t.Fatal(err)
-		}
+		noErr(t, "", d.Deregister(t.Context(), v.VolumeName()))
 	}
 	d.view(func(view registry.View) {
 		_, oldest := view.Deregistered(registry.VolumeKey{Plugin: key.Plugin, External: "x0"})

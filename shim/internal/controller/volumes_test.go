@@ -37,9 +37,7 @@ func TestCreate(t *testing.T) {
 func TestSameSpecIsTheSameVolume(t *testing.T) {
 	d := open(t, of(registry.CreateDelete))
 	first, err := d.Controller.Create(t.Context(), call, spec())
-	if err != nil {
-		t.Fatal(err)
-	}
+	noErr(t, "", err)
 	d.crash()
 	again, err := d.Controller.Create(t.Context(), registry.Call{ID: "op-2"}, spec())
 	if err != nil || again.CreateIndex != first.CreateIndex {
@@ -102,9 +100,7 @@ func TestHalfCreatedVolumeIsFoundAndDeleted(t *testing.T) {
 	d.faults = []fault{uncertain("FAILED_PRECONDITION", true)}
 	_, _ = d.Controller.Create(t.Context(), call, spec())
 	d.crash()
-	if err := d.Controller.Delete(t.Context(), call, name); err != nil {
-		t.Fatal(err)
-	}
+	noErr(t, "", d.Controller.Delete(t.Context(), call, name))
 	d.expect("CreateVolume data", "CreateVolume data", "DeleteVolume vol-data")
 	if _, found := d.stored(); found || len(d.made) != 0 {
 		t.Errorf("left behind: %v, %v", found, d.made)
@@ -207,16 +203,12 @@ func TestExternalIDIsOpaque(t *testing.T) {
 		c := claimed()
 		c.Volume = v.VolumeKey()
 		d.put(c)
-		if err := d.Controller.Attach(t.Context(), by, v, usage(), here("i-1")); err != nil {
-			t.Errorf("%.40q: %v", id, err)
-		}
+		noErr(t, fmt.Sprintf("%.40q", id), d.Controller.Attach(t.Context(), by, v, usage(), here("i-1")))
 		if err := d.Controller.Detach(t.Context(), by, v.VolumeKey(), "n1"); err != nil {
 			t.Errorf("%.40q: %v", id, err)
 		}
 		d.drop(c.Key())
-		if err := d.Controller.Delete(t.Context(), registry.Call{ID: "op-2"}, name); err != nil {
-			t.Errorf("%.40q: %v", id, err)
-		}
+		noErr(t, fmt.Sprintf("%.40q", id), d.Controller.Delete(t.Context(), registry.Call{ID: "op-2"}, name))
 		registered := spec()
 		registered.External = registry.ExternalID(id)
 		if _, err := d.Controller.Register(t.Context(), registered); err != nil {
@@ -234,9 +226,7 @@ func TestVolumeIDMadeOfANameDoesNotHinderACreation(t *testing.T) {
 	other.ID, other.Name, other.External, other.Created = "other", "other", "name:data", false
 	d := open(t, of(registry.CreateDelete, registry.AttachDetach), other)
 	d.faults = []fault{uncertain("FAILED_PRECONDITION", true)}
-	if _, err := d.Controller.Create(t.Context(), call, spec()); !errors.Is(err, registry.ErrUncertain) {
-		t.Fatal(err)
-	}
+	wantErr(t, "", errOf(d.Controller.Create(t.Context(), call, spec())), registry.ErrUncertain, "")
 	c := claimed()
 	c.Volume, c.Name = other.VolumeKey(), other.VolumeName()
 	d.put(c)
@@ -358,9 +348,7 @@ func TestCloneIsAskedForAgainFromTheSameSource(t *testing.T) {
 		d.faults = []fault{uncertain("FAILED_PRECONDITION", true)}
 		d.spoil = func(c *csi.Created) { c.Source.Volume = "vol-data" }
 		copied := filled(func(s *registry.VolumeSpec) { s.CloneID, s.CapacityMin, s.CapacityMax = "data", 0, 0 })
-		if _, err := d.Controller.Create(t.Context(), call, copied); !errors.Is(err, registry.ErrUncertain) {
-			t.Fatal(err)
-		}
+		wantErr(t, "", errOf(d.Controller.Create(t.Context(), call, copied)), registry.ErrUncertain, "")
 		d.crash()
 		d.drop(ready().Key())
 		d.last.create = csi.CreateRequest{}
