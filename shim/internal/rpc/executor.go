@@ -356,27 +356,28 @@ func (s *Server) someBlocks(ctx context.Context, encoded []byte) ([]byte, error)
 	return proto.Marshal(all)
 }
 
-// passBlocks sends the blocks that another node lists. ErrHere means that this node can list the blocks itself.
-func (a *Active) passBlocks(
-	ctx context.Context, req *pb.SnapshotBlocksRequest, send func(*pb.SnapshotBlocksReply) error,
-) error {
-	req = proto.CloneOf(req)
+// passBlocks sends the blocks that another node lists. ask gets the next part of the list from that node. If ask
+// returns ErrHere, this node has to list the blocks from the starting offset of rest.
+func passBlocks(
+	req *pb.SnapshotBlocksRequest, ask func(*pb.SnapshotBlocksRequest) ([]byte, error),
+	send func(*pb.SnapshotBlocksReply) error,
+) (rest *pb.SnapshotBlocksRequest, err error) {
+	rest = proto.CloneOf(req)
 	for {
-		encoded, _, err := a.pass(ctx, pb.Snapshots_Blocks_FullMethodName, req)
+		encoded, err := ask(rest)
 		if err != nil {
-			return err
+			return rest, err
 		}
 		var part pb.SnapshotBlocksReply
 		if err := proto.Unmarshal(encoded, &part); err != nil {
-			return registry.Errorf(registry.ErrInternal, "list of blocks: %w", err)
+			return rest, registry.Errorf(registry.ErrInternal, "list of blocks: %w", err)
 		}
-		if part.GetNextOffset() == req.GetStartingOffset() {
-			return nil
+		if part.GetNextOffset() == rest.GetStartingOffset() {
+			return rest, nil
 		}
-		req.StartingOffset = part.GetNextOffset()
-		part.Answer = a.latest(ctx)
+		rest.StartingOffset = part.GetNextOffset()
 		if err := send(&part); err != nil {
-			return err
+			return rest, err
 		}
 	}
 }

@@ -3,6 +3,7 @@ package rpc
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -162,6 +163,25 @@ func TestCallsWithoutANamespaceGoToTheirNode(t *testing.T) {
 		if err != nil || !elsewhere || c.To != "there" {
 			t.Errorf("%s: passed on %v to %q, %v", method, elsewhere, c.To, err)
 		}
+	}
+}
+
+// If this node becomes the executor while another node lists blocks, it continues after the last part.
+func TestListOfBlocksContinuesAtTheNextExecutor(t *testing.T) {
+	req := &pb.SnapshotBlocksRequest{StartingOffset: 1}
+	var asked, sent []int64
+	rest, err := passBlocks(req, func(req *pb.SnapshotBlocksRequest) ([]byte, error) {
+		if asked = append(asked, req.GetStartingOffset()); len(asked) == 3 {
+			return nil, cluster.ErrHere
+		}
+		return proto.Marshal(&pb.SnapshotBlocksReply{NextOffset: req.GetStartingOffset() + 10})
+	}, func(part *pb.SnapshotBlocksReply) error {
+		sent = append(sent, part.GetNextOffset())
+		return nil
+	})
+	if !errors.Is(err, cluster.ErrHere) || rest.GetStartingOffset() != 21 || req.GetStartingOffset() != 1 ||
+		!slices.Equal(asked, []int64{1, 11, 21}) || !slices.Equal(sent, []int64{11, 21}) {
+		t.Errorf("asked from %v, sent up to %v, continues at %d: %v", asked, sent, rest.GetStartingOffset(), err)
 	}
 }
 

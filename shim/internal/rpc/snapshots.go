@@ -189,9 +189,18 @@ func (n *snapshots) Blocks(
 	if a := n.s.active.Load(); a != nil && a.Cluster != nil {
 		ctx, cancel := a.whileActive(stream.Context())
 		defer cancel()
-		if err := a.passBlocks(ctx, req, stream.Send); !errors.Is(err, cluster.ErrHere) {
+		ask := func(req *pb.SnapshotBlocksRequest) ([]byte, error) {
+			reply, _, err := a.pass(ctx, pb.Snapshots_Blocks_FullMethodName, req)
+			return reply, err
+		}
+		rest, err := passBlocks(req, ask, func(part *pb.SnapshotBlocksReply) error {
+			part.Answer = a.latest(ctx)
+			return stream.Send(part)
+		})
+		if !errors.Is(err, cluster.ErrHere) {
 			return a.status(stream.Context(), err)
 		}
+		req = rest
 	}
 	return n.blocks(stream.Context(), req, stream.Send)
 }
