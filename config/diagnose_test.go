@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"holdfast/registry"
 )
 
 // volumeHead is a volume file without a mistake, to which tests add.
@@ -61,4 +63,21 @@ func TestDiagnosticsAreTheSameEachTime(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestPositionsCountCharacters: columns count characters from 1, without a byte order mark. Bytes are of the file.
+func TestPositionsCountCharacters(t *testing.T) {
+	text := "\ufefftask \"äö\" { drivr = 1 }\r\n"
+	_, ds := ParseJob(Source{"x.hcl", []byte(text)}, Options{})
+	at := strings.Index(text, "drivr")
+	want := registry.Position{Line: 1, Column: 13, Byte: at}
+	for _, d := range ds {
+		if d.Snippet == "drivr" {
+			if d.Start != want || d.End.Byte != at+len("drivr") {
+				t.Errorf("got %+v to %+v, want %+v", d.Start, d.End, want)
+			}
+			return
+		}
+	}
+	t.Errorf("not found: %v", ds)
 }

@@ -12,15 +12,7 @@ import (
 
 const canary = "hunter2hunter2"
 
-const canaryHead = `id        = "v"
-plugin_id = "p"
-capability {
-  access_mode     = "single-node-writer"
-  attachment_mode = "file-system"
-}
-`
-
-var canaryFile = canaryHead + `secrets {
+var canaryFile = volumeHead + `secrets {
   password   = "` + canary + `"
   "quoted/k" = "` + canary + ` and more"
   reference  = { env = "` + canary + ` x" }
@@ -88,7 +80,7 @@ func TestNoDiagnosticShowsASecret(t *testing.T) {
 	_, tail, _ := strings.Cut(rest, "context {")
 	for _, statement := range canaryStatements {
 		t.Run("statement", func(t *testing.T) {
-			neverShown(t, canaryHead, statement+"\n", "parameters { after = 1 }\n", volume)
+			neverShown(t, volumeHead, statement+"\n", "parameters { after = 1 }\n", volume)
 			neverShown(t, head, statement+"\n", "context {"+tail, job)
 		})
 	}
@@ -131,40 +123,5 @@ func TestSnippetsAreShownElsewhere(t *testing.T) {
 	_, ds := ParseVolume(Source{"v.hcl", []byte(`id = ` + canary)}, Options{})
 	if !strings.Contains(fmt.Sprintf("%#v", ds), canary) {
 		t.Errorf("the mistake is not shown: %v", ds)
-	}
-}
-
-// TestPositionsCountCharacters: columns count characters from 1, without a byte order mark. Bytes are of the file.
-func TestPositionsCountCharacters(t *testing.T) {
-	text := "\ufefftask \"äö\" { drivr = 1 }\r\n"
-	_, ds := ParseJob(Source{"x.hcl", []byte(text)}, Options{})
-	at := strings.Index(text, "drivr")
-	want := registry.Position{Line: 1, Column: 13, Byte: at}
-	for _, d := range ds {
-		if d.Snippet == "drivr" {
-			if d.Start != want || d.End.Byte != at+len("drivr") {
-				t.Errorf("got %+v to %+v, want %+v", d.Start, d.End, want)
-			}
-			return
-		}
-	}
-	t.Errorf("not found: %v", ds)
-}
-
-func TestCapacities(t *testing.T) {
-	for text, want := range map[string]int64{
-		"0": 0, "1": 1, "1024": 1024, "10b": 10, "1k": 1000, "1KB": 1000, "1KiB": 1024, "1 MiB": 1 << 20, "200G": 200e9,
-		"1.5GiB": 3 << 29,
-		"7EiB":   7 << 60, "9223372036854775807": 1<<63 - 1, "0.5K": 500, " 2 TB ": 2e12,
-	} {
-		if got, err := registry.ParseSize(text); err != nil || got != want {
-			t.Errorf("%q is %d, %v; want %d", text, got, err, want)
-		}
-	}
-	for _, text := range []string{"", "-1", "GiB", "1 XB", "1iB", "1e3", "8EiB", "99999999999999999999", "1.5.5G",
-		"0x10", "1\n2"} {
-		if got, err := registry.ParseSize(text); err == nil {
-			t.Errorf("%q is %d", text, got)
-		}
 	}
 }
