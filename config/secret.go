@@ -113,6 +113,9 @@ func (f *fields) literalSecret(name string, expr hclsyntax.Expression, ctx *hcl.
 // variable without a value.
 func secretOf(v cty.Value) (s registry.Secret, wrong string) {
 	fields := map[string]*string{"env": &s.Env, "file": &s.File, "callback": &s.Callback}
+	if !v.IsKnown() { // a key depends on such a variable
+		return s, ""
+	}
 	elements := v.AsValueMap()
 	for name := range elements {
 		if fields[name] == nil {

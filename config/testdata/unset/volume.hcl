@@ -16,6 +16,7 @@ capability {
 secrets {
   file     = { file = var.x }
   callback = { callback = "a-${var.x}" }
+  any      = { (var.x) = "a" }
 }
 
 mount_options {
