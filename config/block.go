@@ -238,6 +238,13 @@ func (f *fields) has(name string) bool {
 	return !ok || !v.IsNull()
 }
 
+// given reports whether the attribute has a value. An attribute that depends on a variable without a value is not
+// given, as that value may be null.
+func (f *fields) given(name string) bool {
+	_, ok := f.valueAtRunTime(name)
+	return ok
+}
+
 // need reports each missing attribute as an error.
 func (f *fields) need(names ...string) {
 	for _, name := range names {

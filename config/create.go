@@ -47,7 +47,7 @@ func (f *file) create(b block, v hooks.VolumeRequest) *hooks.Create {
 		Plugin: parsed(in, "plugin_id", registry.ParsePluginID),
 	}
 	in.contentOf(spec)
-	if v.PerAlloc && in.has("name") {
+	if v.PerAlloc && in.given("name") {
 		f.errorf(in.rangeOf("name"), "remove it, or per_alloc", "the volumes of several allocs cannot have one name")
 	}
 	if v.PerAlloc {

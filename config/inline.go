@@ -21,7 +21,7 @@ var ephemeralStanza = &stanza{
 // inline reads the ephemeral block and the usage of a volume block. The usage defaults to a file system for a
 // single-node writer. The plugin receives the values as written, so a run-time reference is an error.
 func (f *file) inline(volume *fields, b block) (*hooks.Ephemeral, registry.Usage) {
-	if volume.has("source") {
+	if volume.given("source") {
 		f.errorf(volume.rangeOf("source"), "remove source, or the ephemeral block",
 			"an inline volume has no source: its plugin makes it")
 	}

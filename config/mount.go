@@ -117,7 +117,7 @@ func (f *file) checkDevice(in *fields, m hooks.VolumeMount) {
 		f.warnf(in.rangeOf("propagation_mode"), "remove it",
 			"propagation_mode has no effect on a block device: nothing is mounted below it")
 	}
-	if in.has("sub_path") {
+	if in.given("sub_path") {
 		f.errorf(in.rangeOf("sub_path"), "remove it", "a block device has no directories to choose one from")
 	}
 	if m.SELinux != "" {

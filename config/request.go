@@ -87,7 +87,7 @@ func (f *file) request(asked *requests, b block, facts groupFacts) {
 	switch inline, ok := in.one("ephemeral"); {
 	case ok:
 		v.Ephemeral, v.Usage = f.inline(in, inline)
-	case !in.misspelt("ephemeral"): // otherwise one error would cause four reports
+	case in.lacks("ephemeral") && !in.misspelt("ephemeral"): // otherwise one error would cause four reports
 		f.stored(in, &v)
 	}
 	if create, ok := in.one("create"); ok {

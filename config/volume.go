@@ -146,7 +146,7 @@ func (f *file) checkVolume(in *fields, spec *registry.VolumeSpec) {
 			"capacity_max is smaller than capacity_min")
 	}
 	sources := slices.DeleteFunc([]string{"clone_id", "clone_external_id", "snapshot_id"}, func(name string) bool {
-		return !in.has(name)
+		return !in.given(name)
 	})
 	if len(sources) > 1 {
 		f.errorf(in.rangeOf(sources[0]), "keep one of them", "a volume is filled from one source, not from %s",
@@ -163,12 +163,11 @@ func (f *file) checkVolume(in *fields, spec *registry.VolumeSpec) {
 // capabilities reads the capability blocks. The older form, two modes at the top level, is one capability.
 func (f *file) capabilities(in *fields) []registry.VolumeCapability {
 	blocks := in.all("capability")
-	old := in.has("access_mode") || in.has("attachment_mode")
 	switch {
-	case old && len(blocks) > 0:
+	case len(blocks) > 0 && (in.given("access_mode") || in.given("attachment_mode")):
 		f.errorf(in.rangeOf("access_mode"), "move them into a capability block",
 			"modes at the top level and capability blocks exclude each other")
-	case old:
+	case len(blocks) == 0 && (in.has("access_mode") || in.has("attachment_mode")):
 		body := &hclsyntax.Body{Attributes: hclsyntax.Attributes{}}
 		for _, mode := range capabilityStanza.fields {
 			if attr := f.body.Attributes[mode.name]; attr != nil {

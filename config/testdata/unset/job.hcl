@@ -65,6 +65,53 @@ job "x" {
     }
   }
 
+  group "nullable" {
+    volume "inline" {
+      type   = "csi"
+      source = var.x
+
+      ephemeral {
+        plugin_id = "p"
+      }
+    }
+
+    volume "perhaps-inline" {
+      type = "csi"
+
+      dynamic "ephemeral" {
+        for_each = var.x
+        content {
+          plugin_id = "p"
+        }
+      }
+    }
+
+    volume "created" {
+      type            = "csi"
+      source          = "c"
+      access_mode     = "single-node-writer"
+      attachment_mode = "block-device"
+      per_alloc       = true
+
+      create {
+        plugin_id   = "p"
+        name        = var.x
+        clone_id    = var.x
+        snapshot_id = var.x
+      }
+    }
+
+    task "t" {
+      driver = "exec"
+
+      volume_mount {
+        volume      = "created"
+        destination = "/dev/c"
+        sub_path    = var.x
+      }
+    }
+  }
+
   group "plugin" {
     task "t" {
       driver = "exec"

@@ -1,7 +1,8 @@
 variable "x" {}
 
-id        = "v"
-plugin_id = "p"
+id          = "v"
+plugin_id   = "p"
+access_mode = var.x
 
 capability {
   access_mode     = var.x
