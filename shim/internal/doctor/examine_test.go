@@ -116,6 +116,9 @@ var examinations = []struct {
 		[]string{"alloc a1"}},
 	{"a publish whose claim was released by force", sound, func(f *Facts) { f.Records.Claims = nil },
 		[]string{"unowned " + publishedAt()}, []string{"stop alloc a1"}},
+	{"the same, and another node has deleted the volume", sound, func(f *Facts) {
+		f.Records.Claims, f.Records.Volumes = nil, nil
+	}, []string{"unowned " + publishedAt()}, []string{"volume data is published here"}},
 	{"nothing is mounted any more", sound, func(f *Facts) { f.Mounts = nil },
 		[]string{"lost mark " + publishedAt(), "lost mark " + stagedAt()}, []string{"volume data"}},
 	{"a mount that came or went meanwhile", sound, func(f *Facts) {

@@ -64,6 +64,9 @@ func (e *examiner) examineRef(r registry.Ref) {
 		return
 	}
 	name := e.volumes[r.Volume].VolumeName()
+	if name.ID == "" { // another node has deleted the volume
+		name = e.placements[r.Volume].Name
+	}
 	if !slices.ContainsFunc(e.Records.Claims, func(c registry.Claim) bool { return c.ClaimKey() == r.ClaimKey() }) {
 		e.add(registry.Finding{
 			Kind: registry.FoundUnowned, Volume: r.Volume, Name: name, Alloc: r.Alloc, Request: r.Request,

@@ -174,12 +174,16 @@ func (w *Watch) troubleChange(v registry.View, refs []registry.Ref, found troubl
 			kind, detail, r.Troubled = registry.EventMountBack, "its mount answers again", time.Time{}
 		}
 		r.Trouble = trouble
-		vol, _ := v.VolumeByKey(r.Volume)
-		w.logger.Warn(string(kind), "volume", vol.VolumeName(), "alloc", r.Alloc, "path", r.Target.Host, "detail",
-			detail)
+		vol, known := v.VolumeByKey(r.Volume)
+		name := vol.VolumeName()
+		if !known { // another node has deleted the volume
+			staging, _ := v.Staging(r.Volume)
+			name = staging.Name
+		}
+		w.logger.Warn(string(kind), "volume", name, "alloc", r.Alloc, "path", r.Target.Host, "detail", detail)
 		c.Put = append(c.Put, r)
 		c.Events = append(c.Events, registry.Event{
-			Kind: kind, Role: registry.RoleNode, Plugin: r.Volume.Plugin, Alloc: r.Alloc, Volume: vol.VolumeName(),
+			Kind: kind, Role: registry.RoleNode, Plugin: r.Volume.Plugin, Alloc: r.Alloc, Volume: name,
 			External: r.Volume.External, Request: r.Request, Detail: detail, At: w.now(),
 		})
 	}

@@ -92,6 +92,14 @@ func TestDeadMountsAreReported(t *testing.T) {
 		if r := w.ref(); r.Trouble != "" || !r.Troubled.IsZero() || len(w.events(registry.EventMountBack)) != 1 {
 			t.Errorf("well again: %+v", r)
 		}
+		w.drop(data.Key()) // as another node may do
+		w.sees(mount.Info{Hung: true}, watch)
+		w.view(func(v registry.View) {
+			all, _ := v.Events(0, registry.MaxEvents)
+			if e := all[len(all)-1]; e.Kind != registry.EventMountLost || e.Volume != data.VolumeName() {
+				t.Errorf("without a record of the volume: %+v", e)
+			}
+		})
 	})
 }
 
