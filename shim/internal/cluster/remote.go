@@ -239,10 +239,7 @@ func (r *Remote) carryOut(ctx context.Context, c registry.RemoteCall) {
 		}
 		reply, err := r.serve(ctx, c.Method, c.Request)
 		if errors.Is(err, intent.ErrReleased) { // the next shim carries it out, or this one if the swap is given up
-			select {
-			case <-time.After(retryPause):
-			case <-ctx.Done():
-			}
+			intent.Sleep(ctx, retryPause)
 			continue
 		}
 		if ctx.Err() != nil {
