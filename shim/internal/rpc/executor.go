@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
@@ -325,8 +326,11 @@ func (s *Server) serve(ctx context.Context, method string, request []byte) ([]by
 	return nil, wire.Status(registry.Errorf(registry.ErrUnsupported, "unknown method %s", method))
 }
 
-// maxRanges bounds the ranges in one answer for another node.
-const maxRanges = 20_000
+// Limits of one answer for another node. That node waits for an answer for callLimit at most.
+const (
+	maxRanges = 20_000
+	partTime  = time.Minute // an answer with a block is not continued after that
+)
 
 // someBlocks returns the beginning of a list of blocks. If no block follows, NextOffset is the offset of the request.
 func (s *Server) someBlocks(ctx context.Context, encoded []byte) ([]byte, error) {
@@ -335,14 +339,14 @@ func (s *Server) someBlocks(ctx context.Context, encoded []byte) ([]byte, error)
 		return nil, wire.Status(registry.Invalid("request for blocks: %w", err))
 	}
 	var all *pb.SnapshotBlocksReply
-	full := false
+	full, began := false, time.Now()
 	err := (&snapshots{s: s}).blocks(ctx, &req, func(part *pb.SnapshotBlocksReply) error {
 		if all == nil {
 			all = part
 		} else {
 			all.Ranges, all.NextOffset = append(all.Ranges, part.GetRanges()...), part.GetNextOffset()
 		}
-		if full = len(all.GetRanges()) >= maxRanges; full {
+		if full = len(all.GetRanges()) >= maxRanges || time.Since(began) > partTime; full {
 			return errors.New("the answer is full") // ends the list
 		}
 		return nil
@@ -356,15 +360,18 @@ func (s *Server) someBlocks(ctx context.Context, encoded []byte) ([]byte, error)
 	return proto.Marshal(all)
 }
 
-// passBlocks sends the blocks that another node lists. ask gets the next part of the list from that node. If ask
-// returns ErrHere, this node has to list the blocks from the starting offset of rest.
+// passBlocks sends the blocks that another node lists. ask gets the next part of the list from that node, within
+// callLimit if ctx has no deadline. If ask returns ErrHere, this node has to list the blocks from the starting offset
+// of rest.
 func passBlocks(
-	req *pb.SnapshotBlocksRequest, ask func(*pb.SnapshotBlocksRequest) ([]byte, error),
-	send func(*pb.SnapshotBlocksReply) error,
+	ctx context.Context, req *pb.SnapshotBlocksRequest,
+	ask func(context.Context, *pb.SnapshotBlocksRequest) ([]byte, error), send func(*pb.SnapshotBlocksReply) error,
 ) (rest *pb.SnapshotBlocksRequest, err error) {
 	rest = proto.CloneOf(req)
 	for {
-		encoded, err := ask(rest)
+		limited, end := withDeadline(ctx, callLimit)
+		encoded, err := ask(limited, rest)
+		end()
 		if err != nil {
 			return rest, err
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -170,7 +171,7 @@ func TestCallsWithoutANamespaceGoToTheirNode(t *testing.T) {
 func TestListOfBlocksContinuesAtTheNextExecutor(t *testing.T) {
 	req := &pb.SnapshotBlocksRequest{StartingOffset: 1}
 	var asked, sent []int64
-	rest, err := passBlocks(req, func(req *pb.SnapshotBlocksRequest) ([]byte, error) {
+	rest, err := passBlocks(t.Context(), req, func(_ context.Context, req *pb.SnapshotBlocksRequest) ([]byte, error) {
 		if asked = append(asked, req.GetStartingOffset()); len(asked) == 3 {
 			return nil, cluster.ErrHere
 		}
@@ -185,14 +186,38 @@ func TestListOfBlocksContinuesAtTheNextExecutor(t *testing.T) {
 	}
 }
 
-// manyBlocks is a driver whose snapshots have blocks one after the other.
-type manyBlocks struct{ controller.SnapshotDriver }
+// Each part of a list of blocks has the limit of a call, for example if no node executes the plugin. The whole list may
+// take longer.
+func TestEachPartOfAListOfBlocksIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began, parts := time.Now(), int64(0)
+		_, err := passBlocks(t.Context(), &pb.SnapshotBlocksRequest{},
+			func(ctx context.Context, _ *pb.SnapshotBlocksRequest) ([]byte, error) {
+				if parts++; parts <= 3 {
+					time.Sleep(callLimit - time.Second)
+					return proto.Marshal(&pb.SnapshotBlocksReply{NextOffset: parts})
+				}
+				<-ctx.Done()
+				return nil, context.Cause(ctx)
+			}, func(*pb.SnapshotBlocksReply) error { return nil })
+		if took := time.Since(began); err != noSuccess(callLimit) || took != 4*callLimit-3*time.Second {
+			t.Errorf("after %v: %v", took, err)
+		}
+	})
+}
 
-func (manyBlocks) SnapshotBlocks(
+// manyBlocks is a driver whose snapshots have blocks one after the other.
+type manyBlocks struct {
+	controller.SnapshotDriver
+	pause time.Duration // before each page
+}
+
+func (m manyBlocks) SnapshotBlocks(
 	_ context.Context, _ registry.InstanceKey, r csi.BlocksRequest, receive func(registry.Blocks) error,
 ) error {
 	const total = maxRanges + 5
 	for at := r.Offset; at < total; {
+		time.Sleep(m.pause)
 		page := registry.Blocks{Type: registry.FixedLength, Capacity: total}
 		for ; at < total && len(page.Ranges) < int(r.Max); at++ {
 			page.Ranges = append(page.Ranges, registry.BlockRange{Offset: at, Size: 1})
@@ -204,29 +229,37 @@ func (manyBlocks) SnapshotBlocks(
 	return nil
 }
 
-// A list of blocks that is too long for one answer to another node continues in the next answer.
+// A list of blocks that is too long for one answer to another node, or comes slowly, continues in the next answer.
 func TestLongListOfBlocksIsAnsweredInParts(t *testing.T) {
-	e := newEnv(t)
-	c := instance("c")
-	c.Role = registry.RoleController
-	c.Fingerprint.Capabilities = []registry.Capability{registry.SnapshotMetadata}
-	e.register(t, c)
-	snap := registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: "default", ID: "s"}, Plugin: "p",
-		External: "e-s", State: registry.SnapshotReady}
-	put(t, e.log, snap)
-	e.active.Snapshots = controller.NewSnapshots(e.active.Volumes, manyBlocks{})
-	req := &pb.SnapshotBlocksRequest{Snapshot: &pb.SnapshotName{Id: "s"}}
-	ranges := 0
-	for _, want := range []int{maxRanges, 5, 0} {
-		text, err := proto.Marshal(req)
-		must(t, err)
-		answer, err := e.server.Serve(t.Context(), pb.Snapshots_Blocks_FullMethodName, text)
-		must(t, err)
-		var part pb.SnapshotBlocksReply
-		must(t, proto.Unmarshal(answer, &part))
-		if ranges += want; len(part.GetRanges()) != want || part.GetNextOffset() != int64(ranges) {
-			t.Fatalf("%d ranges up to %d; want %d up to %d", len(part.GetRanges()), part.GetNextOffset(), want, ranges)
-		}
-		req.StartingOffset = part.GetNextOffset()
+	for pause, answers := range map[time.Duration][]int{
+		0:                {maxRanges, 5, 0},
+		11 * time.Second: {6000, 6000, 6000, 2005, 0},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			e := newEnv(t)
+			c := instance("c")
+			c.Role = registry.RoleController
+			c.Fingerprint.Capabilities = []registry.Capability{registry.SnapshotMetadata}
+			e.register(t, c)
+			snap := registry.VolumeSnapshot{SnapshotSpec: registry.SnapshotSpec{Namespace: "default", ID: "s"},
+				Plugin: "p", External: "e-s", State: registry.SnapshotReady}
+			put(t, e.log, snap)
+			e.active.Snapshots = controller.NewSnapshots(e.active.Volumes, manyBlocks{pause: pause})
+			req := &pb.SnapshotBlocksRequest{Snapshot: &pb.SnapshotName{Id: "s"}}
+			ranges := 0
+			for _, want := range answers {
+				text, err := proto.Marshal(req)
+				must(t, err)
+				answer, err := e.server.Serve(t.Context(), pb.Snapshots_Blocks_FullMethodName, text)
+				must(t, err)
+				var part pb.SnapshotBlocksReply
+				must(t, proto.Unmarshal(answer, &part))
+				if ranges += want; len(part.GetRanges()) != want || part.GetNextOffset() != int64(ranges) {
+					t.Fatalf("%d ranges up to %d; want %d up to %d", len(part.GetRanges()), part.GetNextOffset(), want,
+						ranges)
+				}
+				req.StartingOffset = part.GetNextOffset()
+			}
+		})
 	}
 }

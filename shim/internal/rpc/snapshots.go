@@ -189,11 +189,11 @@ func (n *snapshots) Blocks(
 	if a := n.s.active.Load(); a != nil && a.Cluster != nil {
 		ctx, cancel := a.whileActive(stream.Context())
 		defer cancel()
-		ask := func(req *pb.SnapshotBlocksRequest) ([]byte, error) {
+		ask := func(ctx context.Context, req *pb.SnapshotBlocksRequest) ([]byte, error) {
 			reply, _, err := a.pass(ctx, pb.Snapshots_Blocks_FullMethodName, req)
 			return reply, err
 		}
-		rest, err := passBlocks(req, ask, func(part *pb.SnapshotBlocksReply) error {
+		rest, err := passBlocks(ctx, req, ask, func(part *pb.SnapshotBlocksReply) error {
 			part.Answer = a.latest(ctx)
 			return stream.Send(part)
 		})
