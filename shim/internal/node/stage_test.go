@@ -227,24 +227,6 @@ func TestNothingIsMountedUnattachedWhileTheControllerIsAway(t *testing.T) {
 	}
 }
 
-// InTask returns the path by which a later instance of the plugin knows a mount of an earlier one.
-func TestPathsAreThoseOfTheInstance(t *testing.T) {
-	recorded := registry.Tree{Host: "/mnt/p/stage/x", Task: "/csi/stage/x"}
-	for _, c := range []struct {
-		root registry.Tree
-		want string
-	}{
-		{registry.Tree{Host: "/mnt/p", Task: "/csi"}, "/csi/stage/x"},
-		{registry.Tree{Host: "/mnt/p", Task: "/local/csi"}, "/local/csi/stage/x"},
-		{registry.Tree{Host: "/mnt/other", Task: "/local/csi"}, "/csi/stage/x"},
-		{registry.Tree{Host: "/mnt/p"}, "/csi/stage/x"},
-	} {
-		if got := c.root.InTask(recorded); got != c.want {
-			t.Errorf("%+v: %s, want %s", c.root, got, c.want)
-		}
-	}
-}
-
 // vault returns its secrets one after another, and then always the last one. Without a secret it does not respond.
 type vault struct{ secrets []registry.SecretValue }
 
