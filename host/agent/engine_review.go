@@ -35,7 +35,7 @@ func (a *Agent) followEngineMounts(ctx context.Context, s Volumes) {
 			lost := a.engine.lost[m.Alloc] != ""
 			a.engine.mu.Unlock()
 			err := a.reviewEngineMount(ctx, s, m.Volume, releaseWait, func(h EngineHolder, unused time.Duration) bool {
-				return lost || h.Engine.gone() || unused > unusedLimit && !h.Engine.Daemonless
+				return lost || h.Engine.gone() || unused >= unusedLimit && !h.Engine.Daemonless
 			})
 			if err != nil && ctx.Err() == nil {
 				a.log.Warn("cannot release a volume that no container uses", "volume", m.Volume, "error", err)
