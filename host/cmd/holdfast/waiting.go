@@ -59,13 +59,17 @@ const (
 func acrossRestarts[T any](ctx context.Context, client *control.Client, wait func() (T, error)) (v T, err error) {
 	defer client.Report("", time.Time{})
 	var gone time.Time // since when no agent answers
+	absent := false    // the last request found no agent
 	for {
 		began := time.Now()
 		v, err = wait()
 		if !errors.Is(err, control.ErrNoAgent) && !errors.Is(err, host.ErrUnavailable) {
 			return v, err
 		}
-		hadAgent := time.Since(began) > noAgentLimit
+		took, wasAbsent := time.Since(began), absent
+		absent = errors.Is(err, control.ErrNoAgent)
+		// An agent whose shim does not answer may also take this long. It answers so again and again.
+		hadAgent := took > restartLimit || took > noAgentLimit && (absent || wasAbsent)
 		if gone.IsZero() || hadAgent {
 			gone = time.Now()
 		}

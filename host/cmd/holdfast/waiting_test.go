@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"holdfast/host"
 	"holdfast/host/agent/control"
 )
 
@@ -53,6 +54,23 @@ func TestWaitEndsIfTheAgentStaysAway(t *testing.T) {
 			if waited := time.Since(began); !errors.Is(err, c.want) || waited > restartLimit+time.Second {
 				t.Errorf("away for %v: %v after %v, want %v", c.away, err, waited, c.want)
 			}
+		}
+	})
+}
+
+// The agent runs, but its shim does not: each request fails once it has waited for a shim. The wait ends all the same.
+func TestWaitEndsIfTheShimStaysAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		_, err := acrossRestarts(t.Context(), control.NewClient(""), func() (struct{}, error) {
+			time.Sleep(restartLimit / 2)
+			if time.Since(began) > 5*restartLimit {
+				return struct{}{}, nil
+			}
+			return struct{}{}, host.ErrUnavailable
+		})
+		if waited := time.Since(began); !errors.Is(err, host.ErrUnavailable) || waited > 2*restartLimit {
+			t.Errorf("%v after %v", err, waited)
 		}
 	})
 }
