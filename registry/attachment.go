@@ -85,7 +85,8 @@ func (e NodeExpansion) Expanded(bytes int64) NodeExpansion {
 	return NodeExpansion{Done: max(e.Done, bytes), Range: e.Range}
 }
 
-// Mounting returns e for a mount that begins now: what the nodes have expanded before is expanded in it.
+// Mounting returns e for the first mount on the node, which begins now: what other nodes have expanded before is
+// expanded in it.
 func (e NodeExpansion) Mounting(v Volume) NodeExpansion {
 	e.Done = max(e.Done, v.Expansion.NodeDone)
 	return e

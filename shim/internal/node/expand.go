@@ -76,6 +76,12 @@ func (st state) expansion(v registry.Volume) registry.Expansion {
 	return v.Expansion.OnNode(st.staging.Expanded, len(st.refs) > 0)
 }
 
+// ExpansionPending reports whether an expansion of the volume is pending on this node.
+func (s *Stager) ExpansionPending(ctx context.Context, key registry.VolumeKey) (bool, error) {
+	st, err := s.state(ctx, key)
+	return st.volume.Expansion.Pending(), err
+}
+
 // needsGrow reports whether the node has a pending expansion that its plugin has neither done nor refused.
 func needsGrow(st state) bool {
 	e, n := st.volume.Expansion, st.staging.Expanded

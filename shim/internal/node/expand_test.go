@@ -309,36 +309,39 @@ func TestNodeAloneAndAnotherSize(t *testing.T) {
 	})
 }
 
+// expandElsewhere expands volume v0 at its controller, records that another node has expanded it too, and waits a
+// minute.
+func (n *env) expandElsewhere(size int64) {
+	n.t.Helper()
+	at := registry.InstanceKey{Role: registry.RoleController, Plugin: pluginID, Alloc: n.task.Alloc, Task: n.task.Task}
+	request := csi.ExpandRequest{VolumeID: "x-v0", Range: registry.CapacityRange{Required: size}}
+	if _, err := n.shim.fleet.Expand(n.t.Context(), at, request); err != nil {
+		n.t.Fatal(err)
+	}
+	v := n.expansion()
+	v.Capacity, v.Expansion = size, registry.Expansion{Done: size, NodeDone: size}
+	n.put(v)
+	n.shim.volumes.Wake()
+	time.Sleep(time.Minute)
+}
+
 // A volume that another node has expanded is expanded here too if it has been mounted since before, once. If the plugin
 // refuses, the volume's status on this node says so.
 func TestExpansionFinishedByAnotherNode(t *testing.T) {
 	for caps, where := range map[string]string{stages: "staging", "": "target"} {
 		inEnv(t, caps+expands, func(t *testing.T, n *env) {
-			elsewhere := func(size int64) {
-				at := registry.InstanceKey{Role: registry.RoleController, Plugin: pluginID, Alloc: n.task.Alloc,
-					Task: n.task.Task}
-				request := csi.ExpandRequest{VolumeID: "x-v0", Range: registry.CapacityRange{Required: size}}
-				if _, err := n.shim.fleet.Expand(t.Context(), at, request); err != nil {
-					t.Fatal(err)
-				}
-				v := n.expansion()
-				v.Capacity, v.Expansion = size, registry.Expansion{Done: size, NodeDone: size}
-				n.put(v)
-				n.shim.volumes.Wake()
-				time.Sleep(time.Minute)
-			}
-			elsewhere(2 * gib)
+			n.expandElsewhere(2 * gib)
 			n.up("a1", wish{})
 			n.restart()
 			n.wantExpansions("mounted since then", "controller 2")
-			elsewhere(3 * gib)
+			n.expandElsewhere(3 * gib)
 			n.wantExpansions("mounted before", "controller 3", where+" 3")
 			n.up("a2", wish{})
 			n.down("a1")
 			n.restart()
 			n.wantExpansions("expanded")
 			n.fails(expandOnNode, "INTERNAL")
-			elsewhere(4 * gib)
+			n.expandElsewhere(4 * gib)
 			n.wantExpansions("refused", "controller 4", where+" 4")
 			if e := n.expansion().Expansion; !e.Pending() || e.Refused != "INTERNAL" {
 				t.Errorf("the status shows %+v", e)
@@ -349,6 +352,60 @@ func TestExpansionFinishedByAnotherNode(t *testing.T) {
 			n.wantExpanded(4 * gib)
 		})
 	}
+}
+
+// A stage or publish that is repeated may have made its mount before another node expanded the volume, and so may a
+// mount that was lost. The volume is expanded here too.
+func TestExpansionFinishedDuringAMount(t *testing.T) {
+	for caps, where := range map[string]string{stages: "staging", "": "target"} {
+		mounts := map[string]registry.RPC{stages: stage, "": publish}[caps]
+		for what, before := range map[string]func(n *env){
+			"unknown outcome": func(n *env) {
+				n.script(csifake.Rule{RPC: string(mounts), When: csifake.After, Code: "ABORTED"})
+				if err := n.tryUp("a1", wish{}); err == nil {
+					n.t.Error("it was mounted")
+				}
+			},
+			"lost": func(n *env) {
+				n.up("a1", wish{})
+				for _, path := range []string{stagingPath, targetOf("a1")} {
+					n.machine.unmount(path)
+				}
+			},
+		} {
+			t.Run(string(mounts)+" "+what, func(t *testing.T) {
+				inEnv(t, caps+expands, func(t *testing.T, n *env) {
+					before(n)
+					n.expandElsewhere(2 * gib)
+					n.wantExpansions("not mounted", "controller 2")
+					n.script()
+					n.up("a1", wish{})
+					n.wantExpansions("mounted", where+" 2")
+					n.wantExpanded(2 * gib)
+					n.up("a2", wish{})
+					n.restart()
+					n.wantExpansions("expanded")
+				})
+			})
+		}
+	}
+}
+
+// An alloc is not ready before the volume is expanded for it, even if another node has finished the expansion.
+func TestNotReadyBeforeItsVolumeIsExpanded(t *testing.T) {
+	inEnv(t, expands, func(t *testing.T, n *env) {
+		n.up("a1", readOnly)
+		n.expandElsewhere(2 * gib)
+		n.wantExpansions("read-only", "controller 2")
+		n.fails(expandOnNode, "UNAVAILABLE")
+		if err := n.tryUp("a2", wish{}); err == nil || n.status("a2").State == registry.AllocReady {
+			t.Errorf("a2 is %s: %v", n.status("a2").State, err)
+		}
+		n.script()
+		n.up("a2", wish{})
+		n.wantExpansions("writer", "target 2")
+		n.wantExpanded(2 * gib)
+	})
 }
 
 // The node plugin is asked only at a path with a mount. Elsewhere it would expand the file system below.

@@ -384,11 +384,11 @@ func (req *request) mount(
 	if err := req.controller.Attach(ctx, req.by, vol, u, to); err != nil {
 		return hooks.Published{}, err
 	}
-	now, _, err := req.volumeRecord(ctx)
+	expands, err := req.stager.ExpansionPending(ctx, req.key.Volume)
 	if err != nil {
 		return hooks.Published{}, err
 	}
-	if now.Expansion.Pending() {
+	if expands {
 		req.step = registry.StepStage
 		if err := req.stager.Stage(ctx, req.by, vol, u); err != nil {
 			return hooks.Published{}, err
@@ -397,7 +397,7 @@ func (req *request) mount(
 			return hooks.Published{}, err
 		}
 	}
-	if now.Expansion.Pending() || len(req.parts) > 0 || u.Ownership != (registry.Ownership{}) {
+	if expands || len(req.parts) > 0 || u.Ownership != (registry.Ownership{}) {
 		req.then = nil // the publish is not the last step
 	}
 	req.step = registry.StepPublish

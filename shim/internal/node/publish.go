@@ -210,7 +210,8 @@ func (s *Stager) publishChange(
 			"not %s", v.VolumeName(), old.Usage, r.Usage)
 	}
 	change := registry.Change{Put: []registry.Record{r}}
-	if n := p.Expanded.Mounting(v); !stages && n != p.Expanded && !s.publishedForOther(view, r) {
+	mayBeMounted := stages || slices.ContainsFunc(st.refs, s.sinceBoot)
+	if n := p.Expanded.Mounting(st.volume); !mayBeMounted && n != p.Expanded {
 		p = stagingOf(view, v)
 		p.Expanded = n
 		change.Put = append(change.Put, p)

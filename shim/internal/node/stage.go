@@ -174,8 +174,10 @@ func (s *Stager) stageChange(
 		return registry.Change{}, conflict("volume %s is staged for another usage (%s); it has to be unstaged first",
 			v.VolumeName(), p.Usage)
 	}
+	if p.State == registry.MarkNone || p.Boot != s.machine.Boot() { // otherwise the mount may be an older one
+		p.Expanded = p.Expanded.Mounting(st.volume)
+	}
 	p.State, p.Stages, p.Usage, p.Path, p.Boot = registry.MarkSent, true, u, at, s.machine.Boot()
-	p.Expanded = p.Expanded.Mounting(v)
 	return registry.Change{Put: []registry.Record{p}}, nil
 }
 
