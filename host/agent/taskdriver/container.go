@@ -336,6 +336,11 @@ func (d Container) wait(ctx context.Context, h Handle) (Exit, error) {
 		return exit, d.removeEnded(ctx, h)
 	}
 	s, found, err := d.state(ctx, h)
+	if d.name == "podman" && h.stillRuns(s) {
+		if err = d.awaitProcess(ctx, h, s.Pid); err == nil {
+			s, found, err = d.state(ctx, h)
+		}
+	}
 	if restarted := found && containerRuns(s) && !h.stillRuns(s); err == nil && !restarted {
 		// Wait even if the container has ended, because Podman may not know the exit code before.
 		if err = d.awaitExit(ctx, h); err == nil {
@@ -366,6 +371,20 @@ func (d Container) wait(ctx context.Context, h Handle) (Exit, error) {
 		return Exit{}, err
 	}
 	return exit, d.removeEnded(ctx, h)
+}
+
+// awaitProcess waits until the first process of the container has exited. Podman's wait alone would keep a processor
+// busy for as long as the container runs: behind Docker's API, Podman polls the state without a pause.
+func (d Container) awaitProcess(ctx context.Context, h Handle, pid int) error {
+	stat, err := proc.ReadStat(pid)
+	if err != nil {
+		return nil // it has exited
+	}
+	s, _, err := d.state(ctx, h)
+	if err != nil || s.Pid != pid || !h.stillRuns(s) {
+		return err // stat may be of a later process with this pid
+	}
+	return processOf(stat).wait(ctx)
 }
 
 // awaitExit waits until the container does not run. It also returns if the container is gone.

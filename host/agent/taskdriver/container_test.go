@@ -220,6 +220,37 @@ func TestContainerOutlivesItsStarters(t *testing.T) {
 	})
 }
 
+// A wait for a container costs the engine nothing. Podman's own wait takes a whole processor.
+func TestEngineIsIdleWhileAContainerRuns(t *testing.T) {
+	eachEngine(t, func(t *testing.T, e *enginetest.Engine, d Container) {
+		h := startContainer(t, d, boxed(t, d, `echo ready; sleep 1000`))
+		awaitOutput(t, d, h, "ready")
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			if exit, err := d.Wait(context.Background(), h); err != nil || exit.Signal != 9 {
+				t.Errorf("%+v, %v", exit, err)
+			}
+		}()
+		time.Sleep(time.Second) // the start is over
+		began := processorTime(t, e.PID())
+		time.Sleep(3 * time.Second)
+		if used := processorTime(t, e.PID()) - began; used > 500*time.Millisecond {
+			t.Errorf("the engine has used %v of a processor in 3s", used)
+		}
+		must(t, d.Stop(t.Context(), h, 0))
+		<-ended
+	})
+}
+
+// processorTime returns the processor time of a process, without its children: the clock of clock_getcpuclockid(3).
+func processorTime(t *testing.T, pid int) time.Duration {
+	t.Helper()
+	var used unix.Timespec
+	must(t, unix.ClockGettime(^int32(pid)<<3|2, &used))
+	return time.Duration(used.Nano())
+}
+
 // brokenEngine is an engine whose containers end at once, and whose log of their output is damaged.
 type brokenEngine struct {
 	mu      sync.Mutex
