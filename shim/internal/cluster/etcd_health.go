@@ -25,7 +25,7 @@ type etcdHealth struct {
 	mu     sync.Mutex // guards the fields below
 	last   time.Time  // when etcd has last answered; zero: never
 	asked  time.Time  // the first request after that; zero: there was none
-	failed error      // why etcd was last unreachable; nil: it has answered since, or the cause is unknown
+	failed error      // why etcd was last unreachable or refused; nil: it has answered since, or the cause is unknown
 	full   error      // etcd's refusal of a change because it is full; nil after a later success
 }
 
@@ -69,13 +69,14 @@ func (h *etcdHealth) recordAnswer() {
 }
 
 // intercept is an interceptor that records why etcd cannot be reached, because the errors of the etcd client do not say
-// it.
+// it, and why it refuses this node.
 func (h *etcdHealth) intercept(
 	ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker,
 	options ...grpc.CallOption,
 ) error {
 	err := invoke(ctx, method, req, reply, conn, options...)
-	if code := status.Code(err); code == codes.Unavailable || code == codes.DeadlineExceeded {
+	switch status.Code(err) {
+	case codes.Unavailable, codes.DeadlineExceeded, codes.PermissionDenied, codes.Unauthenticated:
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		h.failed = err
@@ -90,7 +91,8 @@ func (h *etcdHealth) silent() bool {
 	return !h.asked.IsZero() && time.Since(h.asked) > silentAfter
 }
 
-// silence says since when etcd, at these endpoints, has not answered, and why if the cause is known.
+// silence says since when etcd, at these endpoints, has not answered or has refused all requests, and why if the cause
+// is known.
 func (h *etcdHealth) silence(endpoints []string) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -98,7 +100,11 @@ func (h *etcdHealth) silence(endpoints []string) string {
 	if h.last.IsZero() {
 		since = "the shim started at " + h.began.UTC().Format(time.RFC3339)
 	}
-	text := fmt.Sprintf("etcd has not answered since %s (%s)", since, strings.Join(endpoints, ", "))
+	what := "has not answered"
+	if code := status.Code(h.failed); code == codes.PermissionDenied || code == codes.Unauthenticated {
+		what = "has refused this node's requests"
+	}
+	text := fmt.Sprintf("etcd %s since %s (%s)", what, since, strings.Join(endpoints, ", "))
 	if why := status.Convert(h.failed).Message(); why != "" && why != context.DeadlineExceeded.Error() {
 		text += ": " + why
 	}

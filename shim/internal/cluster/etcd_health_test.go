@@ -12,6 +12,8 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc"
 
 	"holdfast/config"
 	"holdfast/internal/etcdtest"
@@ -94,6 +96,21 @@ func TestProblemNamesTheSilentEtcd(t *testing.T) {
 				t.Errorf("%v", err)
 			}
 		})
+	}
+}
+
+// TestProblemNamesARefusal has etcd refuse a request, as if the role of the node's certificate had no permissions any
+// more.
+func TestProblemNamesARefusal(t *testing.T) {
+	h := &etcdHealth{began: time.Unix(1, 0)}
+	refuse := func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {
+		return rpctypes.ErrGRPCPermissionDenied
+	}
+	_ = h.intercept(t.Context(), "", nil, nil, nil, refuse)
+	const want = "etcd has refused this node's requests since the shim started at 1970-01-01T00:00:01Z (at): " +
+		"etcdserver: permission denied"
+	if text := h.silence([]string{"at"}); text != want {
+		t.Errorf("%q, want %q", text, want)
 	}
 }
 
