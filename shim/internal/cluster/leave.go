@@ -56,6 +56,9 @@ func (n *Node) leave(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if _, err := n.State.formation(ctx); errors.Is(err, registry.ErrConflict) {
+		return err
+	}
 	name, _, err := n.State.memberName(ctx, member)
 	switch {
 	case err != nil:

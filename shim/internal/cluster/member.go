@@ -88,19 +88,40 @@ func (s *State) tryJoin(ctx context.Context) (why, failed error) {
 }
 
 // checkFormation returns an error if the cluster expects another number of nodes than this node does. A registered node
-// passes in any case: it may have claims, and other nodes may fence it if it does not get a lease.
+// passes in any case: it may have claims, and other nodes may fence it if it does not get a lease. No node passes if
+// etcd has lost the cluster.
 func (s *State) checkFormation(ctx context.Context) error {
-	found, err := s.read(ctx, registry.Formation{Cluster: s.id}.Key())
-	formation, _ := found.(registry.Formation)
+	formation, err := s.formation(ctx)
 	why := formation.Check(s.expect)
 	if err != nil || why == nil {
 		return err
 	}
-	found, err = s.read(ctx, registry.NodeRecord(s.node))
+	found, err := s.read(ctx, registry.NodeRecord(s.node))
 	if node, is := found.(registry.Node); is && node.State != registry.NodeForgotten || err != nil {
 		return err
 	}
 	return why
+}
+
+// formation reads the formation from etcd. It returns an ErrConflict if this node's copy has another one: etcd has lost
+// the records of the cluster. What etcd has would replace the copy, claims of mounted volumes included.
+func (s *State) formation(ctx context.Context) (f registry.Formation, err error) {
+	key := registry.Formation{Cluster: s.id}.Key()
+	known, err := viewed(ctx, s.local, func(v registry.View) (own registry.Formation) {
+		own, _ = v.Get(key).(registry.Formation)
+		return own
+	})
+	if err != nil {
+		return f, err
+	}
+	found, err := s.read(ctx, key)
+	f, exists := found.(registry.Formation)
+	if err == nil && known.Cluster != "" && (!exists || known.Formed && !f.Since.Equal(known.Since)) {
+		err = registry.Errorf(registry.ErrConflict, "etcd does not have the records of cluster %q that this node has: "+
+			"restore a backup of etcd, or correct endpoints; if etcd has lost them for good, each node has to leave: "+
+			"%s", s.id, display.Command("holdfast cluster leave --force --confirm", s.id))
+	}
+	return f, err
 }
 
 // read reads a record of the cluster from etcd; nil: there is none.

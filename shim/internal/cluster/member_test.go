@@ -6,12 +6,15 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/hashicorp/go-hclog"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"holdfast/config"
 	"holdfast/registry"
 	"holdfast/registry/registrytest"
 )
@@ -152,6 +155,45 @@ func TestMemberWithAnotherExpectation(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestMemberOfAClusterThatEtcdHasLost starts a member of a cluster whose records are gone from etcd, and then with an
+// etcd where another node has formed the cluster again. The member waits, and keeps its records.
+func TestMemberOfAClusterThatEtcdHasLost(t *testing.T) {
+	client := parallelWithEtcd(t)
+	form := func(n *testNode) {
+		registrytest.Put(t, n, registry.Formation{Cluster: t.Name(), Expect: 1, Formed: true, Since: time.Now()})
+	}
+	n := newNode(t, client, "node")
+	form(n)
+	registrytest.Put(t, n, claim("v", "a"))
+	n.stop()
+	if _, err := client.Delete(t.Context(), n.prefix, clientv3.WithPrefix()); err != nil {
+		t.Fatal(err)
+	}
+	wantRefusal := func() {
+		t.Helper()
+		n.offline(t, func(local registry.State) {
+			s := New(local, client, t.Name(), "node")
+			if why := whyItWaits(t, s); !errors.Is(why, registry.ErrConflict) ||
+				!strings.Contains(why.Error(), "etcd does not have the records of cluster") {
+				t.Errorf("it waits because of %v", why)
+			}
+			look(t, local, func(v registry.View) {
+				if len(v.AllClaims()) != 1 {
+					t.Errorf("claims: %v", v.AllClaims())
+				}
+			})
+			left := Leave(t.Context(), local, config.Cluster{ID: t.Name(), Endpoints: client.Endpoints()}, "node",
+				hclog.NewNullLogger())
+			if left == nil || !strings.Contains(left.Error(), "leave --force --confirm") {
+				t.Errorf("it leaves: %v", left)
+			}
+		})
+	}
+	wantRefusal()
+	form(newNode(t, client, "other"))
+	wantRefusal()
 }
 
 // denied refuses all reads.

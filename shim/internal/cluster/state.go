@@ -115,7 +115,8 @@ func (s *State) active() clientv3.Cmp {
 }
 
 func (s *State) fencedError() error {
-	return registry.Errorf(registry.ErrFenced, "another shim is active for node %s", s.node)
+	return registry.Errorf(registry.ErrFenced, "another shim is active for node %s, or etcd has lost the node's record",
+		s.node)
 }
 
 // View implements registry.State. It reads the copy of this node, also without etcd.
