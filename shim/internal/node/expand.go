@@ -24,12 +24,12 @@ import (
 //
 // A file system that its plugin stages is expanded where it is staged, any other volume where it is published. A
 // refusal is recorded, has an event and is no error, because the volume remains usable. After a refusal the plugin is
-// asked again only at the next mount (CSI NodeExpandVolume: "Caller MUST NOT retry"). again means that a person asks:
-// Grow then also repeats a refused call, if CSI allows that.
+// asked again only at the next mount (CSI NodeExpandVolume: "Caller MUST NOT retry"). retryRefused means that a
+// person asks: Grow then also repeats a refused call, if CSI allows that.
 func (s *Stager) Grow(
-	ctx context.Context, by intent.Caller, key registry.VolumeKey, again bool,
+	ctx context.Context, by intent.Caller, key registry.VolumeKey, retryRefused bool,
 ) (n registry.NodeExpansion, err error) {
-	if again {
+	if retryRefused {
 		if err := s.clearRefusal(ctx, key); err != nil {
 			return n, err
 		}
