@@ -37,17 +37,19 @@ func newValidate(p *program) *cobra.Command {
 		Use: "validate FILE...", Short: "Check job and volume files",
 		Long: `Check job and volume files (- is standard input). Variables may be left without
 a value. No agent is needed. The exit code is 1 if a file is invalid.`,
-		RunE: repeatable(func(ctx context.Context, _ *cobra.Command, args []string) error {
-			files, err := v.readFiles(args)
+		RunE: func(c *cobra.Command, args []string) error {
+			files, err := v.readFiles(args) // not in repeatable: a signal ends the command even if the read waits
 			if err != nil {
 				return err
 			}
-			verdicts, err := validate(ctx, a, files, p.logger("error"))
-			if err != nil {
-				return err
-			}
-			return writeVerdicts(p, verdicts)
-		}),
+			return repeatable(func(ctx context.Context, _ *cobra.Command, _ []string) error {
+				verdicts, err := validate(ctx, a, files, p.logger("error"))
+				if err != nil {
+					return err
+				}
+				return writeVerdicts(p, verdicts)
+			})(c, args)
+		},
 	}
 	v.flags(c)
 	c.Flags().StringVar(&a.shim, "shim", "", "shim binary (default holdfast-shim beside this program or in PATH)")
