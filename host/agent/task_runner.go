@@ -27,7 +27,7 @@ type taskRunner struct {
 
 func (t *taskRunner) state() TaskRecord { return *t.record().Tasks[t.spec.Name] }
 
-func (t *taskRunner) key() host.TaskKey { return t.record().taskKey(t.spec.Name) }
+func (t *taskRunner) key() host.TaskKey { return host.TaskKey{Alloc: t.id, Task: t.spec.Name} }
 
 func (t *taskRunner) isPlugin() bool { return len(t.spec.Sealed) > 0 }
 

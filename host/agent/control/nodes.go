@@ -130,7 +130,6 @@ func (s *Server) explainClaims(r *http.Request) (any, error) {
 		claims = append(claims, h.Claim)
 	}
 	out.Claims = claimViews(claims, nodes)
-	hasController := false
 	executor, hasController := executorOf(v, nodes)
 	out.Executor = executor
 	if executor == "" && (hasController || len(v.Attachments) > 0) {
