@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strings"
 
@@ -87,7 +86,7 @@ below the state directory: copy that file.`,
 			var secrets []secretUse
 			moved, err := migrate(ctx, f.shim, p.stateDir(), f.node, text, func(all []secretUse) {
 				secrets = all
-				listSecrets(p.errs, all)
+				listSecrets(p.remark, all)
 			})
 			if err != nil {
 				return err
@@ -160,12 +159,12 @@ type secretUse struct {
 	Callback string `json:"callback,omitempty"`
 }
 
-// listSecrets prints which secrets each node needs, and at which place.
-func listSecrets(to io.Writer, all []secretUse) {
+// listSecrets calls remark with lines that say which secrets each node needs, and at which place.
+func listSecrets(remark func(string), all []secretUse) {
 	if len(all) == 0 {
 		return
 	}
-	fmt.Fprintln(to, "secrets are not moved; each node that runs the plugin needs them at the same place:")
+	remark("secrets are not moved; each node that runs the plugin needs them at the same place:")
 	for _, s := range all {
 		place := "file " + s.File
 		switch {
@@ -174,7 +173,7 @@ func listSecrets(to io.Writer, all []secretUse) {
 		case s.Callback != "":
 			place = "callback " + s.Callback + " of the host"
 		}
-		fmt.Fprintf(to, "  %s, plugin %s: secret %q in %s\n", clean(s.Of), clean(s.Plugin), s.Key, clean(place))
+		remark(fmt.Sprintf("  %s, plugin %s: secret %q in %s", clean(s.Of), clean(s.Plugin), s.Key, clean(place)))
 	}
 }
 

@@ -173,7 +173,12 @@ func (d doctor) await(ctx context.Context, p *program, r control.DoctorRequest) 
 		running = "repairing"
 	}
 	stop := every(ctx, reportInterval, func(context.Context) {
-		fmt.Fprintf(p.errs, "still %s after %v%s\n", running, time.Since(started).Round(time.Second), d.limit)
+		took := time.Since(started).Round(time.Second)
+		if p.json {
+			writeJSONLine(p.errs, waitLine{running + d.limit, took.Seconds()})
+			return
+		}
+		fmt.Fprintf(p.errs, "still %s after %v%s\n", running, took, d.limit)
 	})
 	defer stop()
 	return d.call(ctx, r)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -13,6 +14,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -347,15 +349,35 @@ func TestVersionAndWarningsAsJSON(t *testing.T) {
 	var line struct{ Warning string }
 	code := run([]string{"version", "--json"}, &out, &errs)
 	err := errors.Join(json.Unmarshal(out.Bytes(), &v), json.Unmarshal(errs.Bytes(), &line))
-	errs.Reset()
-	(&program{json: true, errs: &errs}).warnStale("etcd has not answered")
-	if !json.Valid(errs.Bytes()) {
-		t.Errorf("%q is no JSON", &errs)
-	}
 	if code != exitOK || err != nil || v.Version != host.Version || len(v.Protocols) == 0 ||
 		!strings.Contains(line.Warning, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=localhost is no URL") {
 		t.Errorf("%d, %v: %s%s", code, err, &out, &errs)
 	}
+}
+
+// With --json each line on standard error is JSON.
+func TestRemarksAsJSON(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var errs bytes.Buffer
+		p := &program{json: true, errs: &errs}
+		p.warnStale("etcd has not answered")
+		listSecrets(p.remark, []secretUse{{Of: "volume \"a\"", Plugin: "disk", Key: "password"}})
+		d := doctor{call: func(context.Context, control.DoctorRequest) (host.Diagnosis, error) {
+			time.Sleep(2*reportInterval + 1)
+			return host.Diagnosis{}, nil
+		}}
+		_, err := d.await(t.Context(), p, control.DoctorRequest{})
+		must(t, err)
+		lines := strings.Split(strings.TrimSpace(errs.String()), "\n")
+		for _, line := range lines {
+			if !json.Valid([]byte(line)) {
+				t.Errorf("%q is no JSON", line)
+			}
+		}
+		if len(lines) != 5 {
+			t.Errorf("%d lines: %s", len(lines), &errs)
+		}
+	})
 }
 
 func TestFileKindIsRecognized(t *testing.T) {
