@@ -124,10 +124,15 @@ func (m *Controller) delete(
 		return err
 	}
 	defer unlock()
-	_, err = m.capableController(ctx, v.Plugin, true, registry.CreateDelete,
+	inst, err := m.capableController(ctx, v.Plugin, true, registry.CreateDelete,
 		"plugin %s cannot delete volumes (it lacks %s)")
 	if err != nil {
 		return err
+	}
+	if m.clustered() && inst.Local() && v.Node == "" { // the plugin of another node would answer OK
+		return registry.Errorf(registry.ErrConflict, "volume %s is older than controller_scope = %q of plugin %s, so "+
+			"its node is not known; deregister it, and register it with node = NAME in its file",
+			v.VolumeName(), registry.ScopeNode, v.Plugin)
 	}
 	if err := m.settleAlteration(ctx, intent.Caller{}, v.VolumeKey(), policy); err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"holdfast/registry"
 )
@@ -121,4 +122,32 @@ func TestRequiredTopologyOfNoNodeIsRefused(t *testing.T) {
 	d = open(t, plugins)
 	d.thisNode = "n1"
 	noErr(t, "for another node of a cluster", errOf(d.Controller.Create(t.Context(), call, s)))
+}
+
+// A volume that is older than its plugin's controller_scope = "node" has no known node. The plugin of another node
+// would answer OK to its deletion, so the call is not sent.
+func TestVolumeWithoutItsNodeIsNotDeleted(t *testing.T) {
+	for _, node := range []registry.NodeName{"", "n1"} {
+		synctest.Test(t, func(t *testing.T) {
+			plugins := of(registry.CreateDelete)
+			inst := plugins[registry.RoleController]
+			inst.Options = map[string]string{registry.OptionScope: registry.ScopeNode}
+			plugins[registry.RoleController] = inst
+			v := ready()
+			v.Node = node
+			d := open(t, plugins, v)
+			d.thisNode = "n1"
+			err := d.Controller.Delete(t.Context(), registry.Call{}, name)
+			if node != "" {
+				noErr(t, "its node is known", err)
+				d.expect("DeleteVolume vol-data")
+				return
+			}
+			wantErr(t, "its node is not known", err, registry.ErrConflict, "register it with node = NAME")
+			if now, _ := d.stored(); now.State != registry.VolumeReady {
+				t.Errorf("it is %s", now.State)
+			}
+			d.expect()
+		})
+	}
 }
