@@ -214,7 +214,7 @@ func TestVolumePluginProtocol(t *testing.T) {
 		t.Errorf("the volume is %s after its creation was repeated", state)
 	}
 	p.storage.volumes["notes"] = v
-	p.want("VolumeDriver.Create", `{"Name":"notes"}`, "no plugin is set") // the options of the creation are missing
+	p.want("VolumeDriver.Create", `{"Name":"notes"}`, `notes\" is uncertain`, "repeat its creation")
 	p.storage.add(v.VolumeSpec, true)
 	p.want("VolumeDriver.Mount", `{"Name":"notes","ID":"a"}`, `"Mountpoint":"/vol"`)
 	p.want("VolumeDriver.Path", `{"Name":"notes"}`, `"Mountpoint":"/vol"`)

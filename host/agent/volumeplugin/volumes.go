@@ -35,7 +35,11 @@ func (s *Server) create(r *http.Request, q request) (reply, error) {
 		return reply{}, err
 	}
 	spec, err := s.spec(r.Context(), q)
-	if err == nil {
+	switch {
+	case err == nil && known && spec.Plugin == "":
+		err = registry.Invalid("volume %q is %s, and no plugin is set that creates it; repeat its creation with all "+
+			"options; to see its state: %s", q.Name, v.State, display.Command("holdfast volume status", q.Name))
+	case err == nil:
 		err = s.checkPlugin(r, spec)
 	}
 	if err != nil {
