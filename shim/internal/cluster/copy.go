@@ -397,7 +397,7 @@ func damaged(kv *mvccpb.KeyValue, err error) error {
 const pageSize = 1000
 
 // load replaces the copy by the records of etcd, and returns their revision. The events between the old copy and that
-// revision are lost.
+// revision are lost. It returns an ErrConflict if etcd has lost the cluster.
 func (s *State) load(ctx context.Context) (revision int64, err error) {
 	found, texts := map[registry.Key]registry.Record{}, map[registry.Key][]byte{}
 	revision, err = s.readAll(ctx, func(key registry.Key, kv *mvccpb.KeyValue) error {
@@ -417,6 +417,9 @@ func (s *State) load(ctx context.Context) (revision int64, err error) {
 		return 0, fmt.Errorf("%w: %w", errInterrupted, err)
 	}
 	at, err := s.writeCopy(ctx, func(v registry.View) (registry.Change, error) {
+		if err := s.checkLost(v, found[registry.Formation{Cluster: s.id}.Key()]); err != nil {
+			return registry.Change{}, err
+		}
 		change := s.replaceChange(v, found, revision)
 		change.Texts = texts
 		return change, nil

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"strings"
 	"time"
@@ -103,25 +104,28 @@ func (s *State) checkFormation(ctx context.Context) error {
 	return why
 }
 
-// formation reads the formation from etcd. It returns an ErrConflict if this node's copy has another one: etcd has lost
-// the records of the cluster. What etcd has would replace the copy, claims of mounted volumes included.
+// formation reads the formation from etcd. It returns the error of checkLost if etcd has lost the cluster.
 func (s *State) formation(ctx context.Context) (f registry.Formation, err error) {
-	key := registry.Formation{Cluster: s.id}.Key()
-	known, err := viewed(ctx, s.local, func(v registry.View) (own registry.Formation) {
-		own, _ = v.Get(key).(registry.Formation)
-		return own
-	})
+	found, err := s.read(ctx, registry.Formation{Cluster: s.id}.Key())
 	if err != nil {
 		return f, err
 	}
-	found, err := s.read(ctx, key)
+	lost, err := viewed(ctx, s.local, func(v registry.View) error { return s.checkLost(v, found) })
+	f, _ = found.(registry.Formation)
+	return f, cmp.Or(err, lost)
+}
+
+// checkLost returns an ErrConflict if found, the formation in etcd, is not the one that the copy has: etcd has lost the
+// records of the cluster. What etcd has would replace the copy, claims of mounted volumes included.
+func (s *State) checkLost(v registry.View, found registry.Record) error {
+	known, is := v.Get(registry.Formation{Cluster: s.id}.Key()).(registry.Formation)
 	f, exists := found.(registry.Formation)
-	if err == nil && known.Cluster != "" && (!exists || known.Formed && !f.Since.Equal(known.Since)) {
-		err = registry.Errorf(registry.ErrConflict, "etcd does not have the records of cluster %q that this node has: "+
-			"restore a backup of etcd, or correct endpoints; if etcd has lost them for good, each node has to leave: "+
-			"%s", s.id, display.Command("holdfast cluster leave --force --confirm", s.id))
+	if !is || exists && (!known.Formed || f.Since.Equal(known.Since)) {
+		return nil
 	}
-	return f, err
+	return registry.Errorf(registry.ErrConflict, "etcd does not have the records of cluster %q that this node has: "+
+		"restore a backup of etcd, or correct endpoints; if etcd has lost them for good, each node has to leave: "+
+		"%s", s.id, display.Command("holdfast cluster leave --force --confirm", s.id))
 }
 
 // read reads a record of the cluster from etcd; nil: there is none.
