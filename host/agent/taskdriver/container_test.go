@@ -277,7 +277,7 @@ func (b *brokenEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}[what]
 	if what == "GET json" && b.running > 0 {
 		b.running--
-		text = strings.Replace(text, `"exited"`, `"running","Running":true`, 1)
+		text = strings.Replace(text, `"exited"`, fmt.Sprintf(`"running","Running":true,"Pid":%d`, os.Getpid()), 1)
 	}
 	if b.fails[what] {
 		w.WriteHeader(http.StatusInternalServerError)
@@ -405,6 +405,23 @@ func TestContainerOfAnInterruptedWaitIsNotRemoved(t *testing.T) {
 		t.Errorf("%+v", exit)
 	}
 	b.wantRemoved(t, h.Container)
+}
+
+// The pid of a container is that of another process here if Podman has another pid namespace. The end of the container
+// is noticed nevertheless.
+func TestContainerOfAnotherPidNamespaceEnds(t *testing.T) {
+	pause := recheckPause
+	defer func() { recheckPause = pause }()
+	recheckPause = 50 * time.Millisecond
+	d := (&brokenEngine{running: 5}).driver(t)
+	d.name = "podman"
+	h, err := d.Start(t.Context(), boxed(t, d, "true"))
+	must(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if exit, err := d.Wait(ctx, h); err != nil || exit.Code != 0 || exit.Err != "" {
+		t.Errorf("%+v, %v", exit, err)
+	}
 }
 
 func TestContainerWithADamagedLogEnds(t *testing.T) {
