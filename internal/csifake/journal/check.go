@@ -121,6 +121,7 @@ func (c *checker) begin(l Line) {
 	f := &flight{Line: l, at: c.at}
 	e, up := c.edge(l)
 	f.repeats = e != nil && l.Role != "node" && e.sent == sent{l.Hash, up}
+	f.needless = e != nil && l.Role == "node" && !up && e.state == down
 	c.checkOverlaps(f)
 	c.knowsCapabilities(l)
 	c.identity(l)
@@ -136,8 +137,8 @@ func (c *checker) begin(l Line) {
 	if e != nil {
 		c.order(l)
 		c.retry(l, e, up)
-		// With ByNode, a repeated call whose effect is there already changes nothing, whatever its answer is.
-		if !c.opts.ByNode || !f.repeats || e.state != position(up) {
+		// With ByNode, such a call changes nothing if its effect is there already, whatever its answer is.
+		if !c.opts.ByNode || !(f.repeats || f.needless) || e.state != position(up) {
 			f.edge, f.up, f.before = e, up, e.state
 			e.begin(l, up)
 		}

@@ -371,6 +371,23 @@ func TestByNodeAllowsCallsOfTwoNodes(t *testing.T) {
 	}
 }
 
+// A lost node that is back unmounts its volumes, while another host detaches them.
+func TestByNodeAllowsADetachOfALostNode(t *testing.T) {
+	for lost, want := range map[bool]bool{true: false, false: true} {
+		s := published()
+		if lost {
+			s.add(Line{Kind: Reboot, Plugin: "p", Node: "n1"})
+		}
+		undo := s.begin(unpublish)
+		s.at("b", "b1").learn().ok(detach).at("a", "a1").end(undo, "OK", nil)
+		s.ok(unstage)
+		found := Check(s.lines, Options{ByNode: true, Allow: []string{"R14"}})
+		if got := len(found) > 0; got != want {
+			t.Errorf("lost %v: found %v", lost, found)
+		}
+	}
+}
+
 // A host that was the executor repeats its open call, while other hosts already use the answer that the next executor
 // got.
 func TestByNodeAllowsARepeatedControllerCall(t *testing.T) {

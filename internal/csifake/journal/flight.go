@@ -14,6 +14,7 @@ type flight struct {
 	up        bool
 	before    state // state of the edge before the call
 	repeats   bool  // the call repeats the last controller call for the same edge
+	needless  bool  // the call undoes on a node what is down already, as after a reboot
 }
 
 // skew bounds how long after the begin of a call a second process may note that the caller has given up an earlier call
@@ -73,12 +74,14 @@ func (c *checker) checkOverlaps(l *flight) {
 
 // overlap reports whether two calls may overlap because several hosts share a volume. A call on a node may overlap a
 // call for another node. A controller call that a host repeats, because it had begun that call before another host did,
-// may overlap the same call or a call on a node.
+// may overlap the same call or a call on a node. While a host
+// detaches the volumes of a lost node, that node may be back and unmount what a reboot has ended.
 func (c *checker) overlap(a, b *flight) bool {
 	node := a.Role == "node" || b.Role == "node"
 	apart := a.Node != b.Node && a.Node != "" && b.Node != ""
 	same := a.RPC == b.RPC && a.Hash == b.Hash && a.Run != b.Run
-	return c.opts.ByNode && (node && apart || (a.repeats || b.repeats) && (node || same))
+	back := a.needless && b.Role != "node" || b.needless && a.Role != "node"
+	return c.opts.ByNode && (node && apart || (a.repeats || b.repeats) && (node || same) || back)
 }
 
 func (c *checker) checkOverlap(l *flight, subject string) {
