@@ -40,11 +40,12 @@ func lookUp(name string, env map[string]string) (string, bool) {
 	key, closed := strings.CutSuffix(rest, `"]`)
 	switch {
 	case !indexed || !closed:
-		key, indexed = strings.CutPrefix(name, "env.")
-		if !indexed {
+		variable, found := strings.CutPrefix(name, "env.")
+		if !found {
 			return "", false
 		}
-	case base != "env":
+		key = variable
+	case base != "env": // meta["rack"] is in env as meta.rack, but env["NAME"] as NAME
 		key = base + "." + key
 	}
 	value, known := env[key]
