@@ -100,25 +100,25 @@ func (j *JobRecord) wanted() map[slot]string {
 	return want
 }
 
-// unwanted lists the allocs to stop now. Allocs without a slot are stopped rank by rank: the next rank when those of
-// all lower ranks have ended. Jobs with Discard count as one. unwanted leaves the plugin allocs of a roll to
-// stepRoll.
+// unwanted lists the allocs to stop now. Of the allocs that the job does not want, it lists those of the lowest rank,
+// so a rank is stopped when all lower ones have ended. Jobs with Discard are stopped together: the lowest rank is that
+// of all their allocs. unwanted leaves the plugin allocs of a roll to stepRoll.
 func (a *Agent) unwanted(job *JobRecord, allocs []*AllocRecord, want map[slot]string) (ids []host.AllocID) {
-	var unwanted []*AllocRecord // those being stopped included
+	var leaving []*AllocRecord // those being stopped included
 	for _, r := range allocs {
 		kept := want[r.slot()] == r.Digest || job.isNewInRoll(r) || job.isReplacedInRoll(r)
 		if !r.State.Ended() && (r.Stop || !kept) {
-			unwanted = append(unwanted, r)
+			leaving = append(leaving, r)
 		}
 	}
 	lowest := lastRank
-	for _, r := range unwanted {
+	for _, r := range leaving {
 		lowest = min(lowest, r.rank())
 	}
 	if job != nil && job.Discard {
 		lowest = min(lowest, a.lowestDiscardedRank())
 	}
-	for _, r := range unwanted {
+	for _, r := range leaving {
 		if r.rank() == lowest && !r.Stop {
 			ids = append(ids, r.ID)
 		}
