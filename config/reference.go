@@ -109,7 +109,8 @@ func (p *preparation) inTemplate() bool {
 	return false
 }
 
-// constants adds the values of the expression's run-time references to the context.
+// constants adds the expression's run-time references to the context, under their names from renameReference. The value
+// of each is its own text.
 func constants(expr hclsyntax.Expression, ctx *hcl.EvalContext) *hcl.EvalContext {
 	var values map[string]cty.Value
 	for _, t := range hclsyntax.Variables(expr) {

@@ -125,7 +125,7 @@ func (s VolumeSnapshot) Each() []GroupMember {
 	return []GroupMember{{s.Volume, s.Source, s.External, s.Size, s.Taken, s.State == SnapshotReady}}
 }
 
-// Externals returns the plugin's ids of the snapshots, as far as the plugin has named them.
+// Externals returns the ids that the plugin has given the snapshot or its members, also those in Unusable.
 func (s VolumeSnapshot) Externals() (ids []ExternalID) {
 	for _, m := range s.Each() {
 		if m.External != "" {

@@ -140,7 +140,9 @@ func (d *driver) stage(ctx context.Context, r record, at string, u usage) error 
 		return status.Errorf(codes.FailedPrecondition, "volume %s was created for %s, not for %s", r.ID, r.Usage, u)
 	case staged && (r.Stage.Path != at || r.Stage.Usage != u):
 		return status.Errorf(codes.AlreadyExists, "volume %s is staged at %s for %s", r.ID, r.Stage.Path, r.Stage.Usage)
-	case staged && r.Usage.Block: // an unstage on a full disk keeps the record and marks the device for release
+	case staged && r.Usage.Block:
+		// An unstage on a full disk could not save the record. Its detach may have marked the device for release,
+		// which mount takes back.
 		return d.bytesOf(r).mount(ctx, d.store)
 	case staged:
 		return nil
@@ -157,7 +159,7 @@ func (d *driver) stage(ctx context.Context, r record, at string, u usage) error 
 		return err
 	}
 	b := d.bytesOf(r)
-	if err = b.grow(); err == nil { // a kill may have prevented it
+	if err = b.grow(); err == nil { // an expansion that was killed has perhaps saved the size alone
 		err = b.mount(ctx, d.store)
 	}
 	if err != nil {

@@ -243,7 +243,8 @@ func (e *explainer) explainTurn(n *Notice, w wait) {
 	n.list("Running", lines)
 }
 
-// explainCall explains a wait for a plugin's call: a step of an alloc, or a creation, deletion or expansion.
+// explainCall explains a wait for a plugin's call: a step of an alloc, or the creation, deletion, expansion or
+// modification of a volume.
 func (n *Notice) explainCall(w wait) {
 	done, p := w.Participle(), w.plugin
 	if w.Step == registry.StepClaim {
@@ -274,7 +275,8 @@ func (n *Notice) explainCall(w wait) {
 	if w.Step == "" && w.RPC == registry.CreateVolumeRPC {
 		n.command("cancel, and delete it if it was created", VolumeCommand("delete", w.Volume))
 	}
-	if w.Step == "" && w.RPC != "" && !w.RPC.Alters() { // the volume exists
+	// A volume that is being expanded or modified stays usable, so its record is not to be removed.
+	if w.Step == "" && w.RPC != "" && !w.RPC.Alters() {
 		n.command("remove the record only; the plugin may keep the volume", VolumeCommand("deregister", w.Volume))
 	}
 }

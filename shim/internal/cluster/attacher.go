@@ -121,8 +121,8 @@ func (a *Attacher) AwaitDetach(
 	return nil
 }
 
-// Attach is Controller.Attach at the executor. If an earlier shim of this node has asked for a detach, Attach first
-// waits for the end of that detach.
+// Attach is Controller.Attach at the executor. Before the node uses the volume, Attach waits for the end of this node's
+// earlier calls (awaitEarlier): an old detach must not take effect while the volume is in use.
 func (a *Attacher) Attach(
 	ctx context.Context, by intent.Caller, v registry.Volume, u registry.Usage, to intent.AttachTo,
 ) error {

@@ -168,7 +168,8 @@ func (r *refusals) addHeld(holders []registry.Claim, kind registry.InfeasibleKin
 	r.list[len(r.list)-1].Holders = holders
 }
 
-// withVolumeOptions returns the usage with its empty mount options taken from the volume.
+// withVolumeOptions returns the usage with its empty mount options taken from the volume. MountGroup and
+// Ownership.Group exclude each other: if the usage has one of them, both of the volume are ignored.
 func withVolumeOptions(v registry.Volume, u registry.Usage) registry.Usage {
 	if u.Attachment != registry.FileSystem {
 		return u

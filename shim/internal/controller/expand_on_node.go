@@ -107,7 +107,8 @@ func (m *Controller) recordNodeExpansion(
 	return err
 }
 
-// cancelNodeExpansion cancels a pending larger size on the node when a later request is satisfied by the current size.
+// cancelNodeExpansion cancels a larger size that is pending on the node. The caller has found that the volume is large
+// enough for a later request.
 func (m *Controller) cancelNodeExpansion(ctx context.Context, v registry.Volume) error {
 	if !v.ExpandsOnNodeOnly() {
 		return nil

@@ -295,8 +295,8 @@ func (d *delivery) doneChange(view registry.View) registry.Change {
 	return change
 }
 
-// endedChange returns the change for a call with a certain outcome. It records the former executors where the call may
-// still run.
+// endedChange returns the change for a call with a certain outcome. The call may still run at former executors that
+// have sent it: the change adds a LateCall for each of them.
 func (d *delivery) endedChange(view registry.View, failed bool) registry.Change {
 	open, _ := d.OpenCall(view, d.Intent)
 	if len(open.Senders) == 0 {

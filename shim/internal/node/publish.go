@@ -135,8 +135,8 @@ func (s *Stager) publishedForOther(view registry.View, r registry.Ref) bool {
 	})
 }
 
-// unstagedUsers reports whether the volume is published, for whatever request, by a plugin that did not stage it. A
-// publish of an earlier boot does not count.
+// unstagedUsers reports whether the volume is published without being staged, because the plugin did not stage volumes
+// then. A publish of an earlier boot does not count.
 func (s *Stager) unstagedUsers(st state) bool {
 	return st.staging.State == registry.MarkNone && slices.ContainsFunc(st.refs, s.sinceBoot)
 }

@@ -163,8 +163,8 @@ func (s *Stager) awaitUnmounted(
 		path, mountWait)
 }
 
-// mountWait bounds the wait for a mount to appear or disappear after its plugin has answered OK: some plugins have
-// another process mount, and answer before it has done so.
+// mountWait bounds the wait for a mount to appear or disappear after its plugin has answered OK. In some plugins,
+// another process does the mount, and may finish after the answer.
 const mountWait = time.Second
 
 // pollMounts polls condition until it returns true, for mountWait at most, and returns the last result. It fails if ctx
