@@ -86,7 +86,7 @@ func (d *draft) putInstance(i Instance) {
 	i = i.Clone()
 	g := d.group(i.group())
 	old := member(g.members, i.InstanceKey)
-	// The State sets the same indexes later. Here they rank the instance within this change.
+	// The State sets these indexes when it commits. They are set here too, because compareRank reads them.
 	i.CreateIndex, i.ModifyIndex = d.view.Index()+1, d.view.Index()+1
 	if len(g.members) > 0 { // the condition is that of the node, whichever instance reports it
 		i.Storage = g.members[0].Storage

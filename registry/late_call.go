@@ -75,21 +75,23 @@ func (v View) PastLateCalls(e Executor) (keys []Key) {
 
 // Blocks returns an error if a controller call for a volume has to wait for a call of a former executor.
 func (v View) Blocks(e Executor, next Intent) error {
-	what := next.Name.String()
+	name := next.Name.String()
 	for l := range v.activeLateCalls(e) {
 		sameCall := l.RPC == next.RPC && l.Hash == next.Hash
-		sameVolume := l.For == what || l.Volume != nil && l.Volume.VolumeKey() == next.Volume
+		// A volume without an external ID has only a name. One that was registered again may have another name.
+		sameVolume := l.For == name || l.Volume != nil && l.Volume.VolumeKey() == next.Volume
 		if sameVolume && !sameCall || excludesSnapshot(next.RPC) && l.takesSnapshotOf(next.Volume) {
-			return mayRunError(what, next.RPC, l.Node, l.RPC)
+			return mayRunError(name, next.RPC, l.Node, l.RPC)
 		}
 	}
 	if len(e.Former) == 0 || !excludesSnapshot(next.RPC) {
 		return nil
 	}
+	// The call of a snapshot that is still being created has no LateCall. The snapshot itself lists its senders.
 	for _, snap := range v.Aside().SnapshotRecords() {
 		if snap.State == SnapshotCreating && slices.Contains(snap.VolumeKeys(), next.Volume) {
 			if at, found := e.FormerAmong(snap.Senders); found {
-				return mayRunError(what, next.RPC, at, CreateSnapshotRPC)
+				return mayRunError(name, next.RPC, at, CreateSnapshotRPC)
 			}
 		}
 	}

@@ -10,7 +10,8 @@ import (
 
 // Serve carries out a call of another node's Attacher. It returns an ErrConflict if the call's record is gone or has an
 // answer by the time that Serve holds the volume's lock. It returns an ErrUnsupported if this release does not know the
-// method. A call to provide a volume needs no lock of its own, and a record only until the volume is recorded.
+// method. A call to provide a volume is different: ProvideIf takes the lock, and checks the call's record only before
+// it records a new volume.
 func (a *Attacher) Serve(ctx context.Context, method string, text []byte) error {
 	var r request
 	if err := json.Unmarshal(text, &r); err != nil {

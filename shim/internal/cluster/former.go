@@ -28,8 +28,9 @@ var repeatBackoff = intent.Backoff{First: 500 * time.Millisecond, Max: time.Minu
 // different call for the same volume only once there is evidence that the earlier call has ended here. Evidence is one
 // of:
 //
-//   - an answer to the repeated call by each controller instance of the plugin on this node. An instance continues a
-//     call that is repeated. The next executor repeats the call too, but its instance cannot know what runs here.
+//   - each controller instance of the plugin on this node has answered a repetition of the call. A repetition continues
+//     the earlier call, so its answer ends both. The next executor also repeats the call, but its instance cannot know
+//     what runs here.
 //   - no such instance runs: the host has reported that their tasks have exited.
 //   - the node was fenced or declared out of service (registry.Node.Lost).
 //

@@ -189,7 +189,7 @@ func (s *State) memberName(
 }
 
 // wrongName is the error of a member that etcd knows by another name. Under a new name it would not learn that its
-// claims were released, because that is said of the node with the old name.
+// claims were released, because etcd records each release under the old name.
 func (s *State) wrongName(name registry.NodeName) error {
 	return registry.Errorf(registry.ErrConflict, "this node is called %q, but it is member %q of the cluster: set its "+
 		"name to that, or have it leave before it joins with another name: %s", s.node, name,

@@ -142,8 +142,8 @@ func (h *Health) ask(ctx context.Context, inst registry.Instance, volumes []regi
 	return nil
 }
 
-// update records the health of one volume. rpc is the plugin's healthRPC. listed is the volume's condition in the list;
-// nil: the list lacks the volume, or rpc returns no list.
+// update records the health of one volume. rpc is what healthRPC returns for the plugin. listed is the volume's
+// condition in the list that rpc returned; nil: the list lacks the volume, or rpc returns no list.
 func (h *Health) update(
 	ctx context.Context, inst registry.Instance, rpc registry.RPC, v registry.Volume, listed *registry.Condition,
 ) error {
@@ -154,9 +154,10 @@ func (h *Health) update(
 	case rpc == "" && sick: // the plugin does not report the health of volumes any more
 		return h.record(ctx, key, registry.Condition{}, false)
 	case rpc == registry.ListHealthRPC && sick && !inst.Fingerprint.Has(registry.ControllerHealth):
+		// The list leaves out healthy volumes.
 		return h.record(ctx, key, registry.Condition{}, true)
 	case rpc == registry.ListHealthRPC && sick && !h.suspends(registry.ControllerHealthRPC, inst):
-		// The list leaves out healthy volumes, and may miss others (CSI ControllerListVolumeHealth).
+		// The list may also miss sick volumes (CSI ControllerListVolumeHealth), so ask about this one.
 		return h.askOne(ctx, inst, registry.ControllerHealthRPC, key)
 	case rpc == registry.ControllerHealthRPC, rpc == registry.GetVolumeRPC:
 		return h.askOne(ctx, inst, rpc, key)

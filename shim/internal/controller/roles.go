@@ -74,8 +74,8 @@ func (m *Controller) awaitController(
 	return inst, err
 }
 
-// capableController is awaitController for a controller with the capability. lacks is the format of the error of a
-// plugin without it. Its operands are the plugin and the capability.
+// capableController is awaitController, but fails with ErrUnsupported if the plugin has no controller, or one without
+// the capability. lacks is the format of that error. Its operands are the plugin and the capability.
 func (m *Controller) capableController(
 	ctx context.Context, id registry.PluginID, certain bool, c registry.Capability, lacks string,
 ) (registry.Instance, error) {

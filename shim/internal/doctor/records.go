@@ -32,8 +32,8 @@ type Placement struct {
 	Staging    registry.Staging
 }
 
-// RecordsOf reads the records. If this is not empty, it leaves out placements and claims of other nodes, and volumes
-// that stay on another node.
+// RecordsOf reads the records. The parameter this names this node; empty: not known. If it is known, placements and
+// claims of other nodes, and volumes that stay on another node, are left out.
 func RecordsOf(v registry.View, this registry.NodeName) Records {
 	other := func(n registry.NodeName) bool { return this != "" && n != "" && n != this }
 	executors := map[registry.PluginID]registry.NodeName{}

@@ -144,8 +144,8 @@ func claimFor(
 		Usage: r.Usage}
 }
 
-// volumeOf returns the volume of a request. The volume of an ephemeral or create block may have no record yet. With an
-// error, only the name of the volume may be set.
+// volumeOf returns the volume of a request. The volume of an ephemeral or create block may have no record yet. If it
+// returns an error, vol may have only its name, or nothing.
 func volumeOf(v registry.View, g hooks.AllocGroup, r hooks.VolumeRequest) (vol registry.Volume, err error) {
 	if r.Ephemeral != nil {
 		vol = inlineVolume(g, r)

@@ -94,8 +94,8 @@ func (a *Allocs) forceSteps(ctx context.Context, id registry.AllocID) (steps []r
 	case al.Lost:
 		return nil, conflict("alloc %s has lost its volumes, but its tasks may still use them; stop it first", id)
 	}
-	released := map[registry.ClaimKey]bool{} // by earlier steps, and by those of the current claim
-	going := map[string]bool{}               // unmounted by earlier steps
+	released := map[registry.ClaimKey]bool{} // claims that the steps so far release, and the current claim
+	going := map[string]bool{}               // mount points that the steps unmount; AbandonSteps adds them
 	for _, c := range claims {
 		req := &request{Allocs: a, key: c.ClaimKey(), name: c.Name, node: c.Node}
 		released[req.key] = true
