@@ -317,7 +317,7 @@ func (a *Agent) restore(all []*lostAlloc) error {
 		a.node.ID = newest.copy.Node.ID
 		maps.Copy(a.jobs, jobs)
 		for _, r := range records {
-			delete(a.allocs, r.ID) // its channels belong to the old record
+			delete(a.allocs, r.ID) // publish then makes new channels, which fit the recovered record
 		}
 		a.publish(records, nil)
 	}, entries...)

@@ -307,8 +307,8 @@ func (a *Agent) newAllocsHealthy(job *JobRecord, tasks pluginTasks) (healthy boo
 }
 
 // stopReplaced stops the replaced plugin allocs of the job that nothing needs any more. For the others it records why
-// they are kept, and with Roll.Drain it stops the users of their mounts. It ends pauses of slots whose volume none of
-// them serves any more. remain reports whether it has kept any replaced alloc.
+// they are kept, and with Roll.Drain it stops the users of their mounts. It ends the pause of each slot
+// (pausedSlot) whose volume no replaced alloc serves any more. remain reports whether it has kept any replaced alloc.
 func (a *Agent) stopReplaced(job *JobRecord, tasks pluginTasks) (remain bool, err error) {
 	served := map[registry.VolumeName]bool{}
 	for _, r := range a.Allocs() {

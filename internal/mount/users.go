@@ -136,13 +136,15 @@ func (t *userTable) addMounts(others []namespace) {
 	}
 }
 
+// addNamespace adds mounts in another namespace that show a directory inside the points. It leaves out copies of all
+// mounts of this namespace.
 func (t *userTable) addNamespace(ns namespace, masters map[int]int) {
-	parents := map[int]Mount{}
+	mounts := map[int]Mount{} // by ID
 	for _, m := range ns.mounts {
-		parents[m.ID] = m
+		mounts[m.ID] = m
 	}
 	for _, m := range ns.mounts {
-		if t.isCopy(m, len(t.own), parents, masters) {
+		if t.isCopy(m, len(t.own), mounts, masters) {
 			continue
 		}
 		for _, s := range t.sources(m) {

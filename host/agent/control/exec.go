@@ -168,7 +168,8 @@ func (c *Client) Exec(ctx context.Context, alloc, task string, o taskdriver.Exec
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
-	out, taken, done := &execWriter{to: json.NewEncoder(conn)}, make(chan struct{}, 1), make(chan struct{})
+	out, done := &execWriter{to: json.NewEncoder(conn)}, make(chan struct{})
+	taken := make(chan struct{}, 1) // receives once the agent has taken the last part of the input
 	defer close(done)
 	go func() { // may still be blocked in Read when the program ends
 		_, _ = io.Copy(writerFunc(func(p []byte) error {

@@ -30,7 +30,8 @@ type target struct {
 }
 
 // callPlugin calls do within the time limit of the request. It gives up early if the plugin is gone for good. Work that
-// has started continues, and a repeated request resumes it.
+// has started continues, and a repeated request resumes it. It adds to an error what is known
+// of the plugin and the volume.
 func callPlugin[T any](s *Server, r *http.Request, t target, do func(context.Context) (T, error)) (T, error) {
 	setWaitDescription(r.Context(), func(ctx context.Context) string { return s.describeWait(ctx, t) })
 	ctx, cancel := context.WithCancelCause(r.Context())
@@ -39,14 +40,14 @@ func callPlugin[T any](s *Server, r *http.Request, t target, do func(context.Con
 	out, expired, err := callWithLimit(ctx, r, do)
 	cancel(nil)
 	watching.Wait()
-	switch gone := context.Cause(ctx); {
+	switch cause := context.Cause(ctx); {
 	case expired > 0:
 		err = registry.Errorf(registry.ErrUnavailable, "waited %v: %s; %s", expired, s.describeCall(r.Context(), t),
 			cmp.Or(s.describeBackground(r.Context(), t), resumeAdvice))
-	case err != nil && errors.Is(gone, registry.ErrUnavailable):
-		err = gone
+	case err != nil && errors.Is(cause, registry.ErrUnavailable): // awaitGone has found that the plugin is gone
+		err = cause
 		if background := s.describeBackground(r.Context(), t); background != "" {
-			err = registry.Errorf(registry.ErrUnavailable, "%w; %s", gone, background)
+			err = registry.Errorf(registry.ErrUnavailable, "%w; %s", cause, background)
 		}
 	case errors.Is(err, registry.ErrUnavailable):
 		if p := s.pluginOf(r.Context(), t); p != nil && p.failures() != "" {
