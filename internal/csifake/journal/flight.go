@@ -74,8 +74,8 @@ func (c *checker) checkOverlaps(l *flight) {
 
 // overlap reports whether two calls may overlap because several hosts share a volume. A call on a node may overlap a
 // call for another node. A controller call that a host repeats, because it had begun that call before another host did,
-// may overlap the same call or a call on a node. While a host
-// detaches the volumes of a lost node, that node may be back and unmount what a reboot has ended.
+// may overlap the same call or a call on a node. While a host detaches the volumes of a lost node, that node may be
+// back and unmount what a reboot has ended.
 func (c *checker) overlap(a, b *flight) bool {
 	node := a.Role == "node" || b.Role == "node"
 	apart := a.Node != b.Node && a.Node != "" && b.Node != ""
