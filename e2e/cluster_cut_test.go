@@ -45,7 +45,10 @@ func TestNodeIsCutOffFromEtcd(t *testing.T) {
 	before := len(b.calls())
 	released := background(func() error { return b.release("releases") })
 	wanted := background(func() error { return errOf(b.prepare(group)) })
-	b.waitUntil("the volume is unstaged", func() bool { return len(b.calls()) >= before+2 })
+	b.waitUntil("the volume is unstaged", func() bool {
+		calls := b.calls()
+		return len(calls) >= before+2 && calls[before+1].End != nil
+	})
 	b.wantCalls(before, unpublishOK, unstageOK)
 	b.waitUntil("both allocs say what they wait for", func() bool {
 		waiting := 0
