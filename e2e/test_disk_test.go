@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,8 +39,8 @@ func newDisk(t *testing.T, kind string, size string) *testDisk {
 	d := &testDisk{t: t, kind: kind, dir: filepath.Join(dir, "d"), image: filepath.Join(memory, "image")}
 	t.Cleanup(func() {
 		d.unmount()
-		unmount(t, memory)
-		if err := os.RemoveAll(dir); err != nil {
+		// the loop device ends later if the mount namespace of another test still has the file system
+		if err := errors.Join(unix.Unmount(memory, unix.MNT_DETACH), os.RemoveAll(dir)); err != nil {
 			t.Error(err)
 		}
 	})
