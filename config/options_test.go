@@ -263,6 +263,6 @@ func TestSealedThatCannotBeOpened(t *testing.T) {
 	}
 	newer := fmt.Appendf(nil, `{"version":%d,"group":{}}`, sealedVersion+1)
 	if _, err := OpenGroup(newer); !errors.Is(err, registry.ErrUnsupported) {
-		t.Errorf("a group of a version that nobody knows: %v", err)
+		t.Errorf("a group of an unknown version: %v", err)
 	}
 }

@@ -205,7 +205,7 @@ func Ago(d time.Duration) string {
 	return Span(d) + " ago"
 }
 
-// Span formats a duration in the largest unit of which it has at least two.
+// Span formats a duration in days, hours or minutes if it has at least two of them, else in seconds.
 func Span(d time.Duration) string {
 	for _, unit := range []struct {
 		of   time.Duration

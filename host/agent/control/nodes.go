@@ -147,7 +147,7 @@ func (s *Server) explainClaims(r *http.Request) (any, error) {
 }
 
 // executorOf returns the living node that makes the controller calls of a volume, if there is one. hasController
-// reports whether any node, even one that is not alive, has a controller of the volume's plugin.
+// reports whether a node has a controller of the volume's plugin. That node need not be alive.
 func executorOf(v *host.VolumeStatus, nodes []host.NodeStatus) (executor host.NodeName, hasController bool) {
 	for _, n := range nodes {
 		for _, p := range n.Plugins {

@@ -115,8 +115,9 @@ func (s *State) formation(ctx context.Context) (f registry.Formation, err error)
 	return f, cmp.Or(err, lost)
 }
 
-// checkLost returns an ErrConflict if found, the formation in etcd, is not the one that the copy has: etcd has lost the
-// records of the cluster. What etcd has would replace the copy, claims of mounted volumes included.
+// checkLost returns an ErrConflict if etcd has lost the records of the cluster: found, the formation in etcd, is
+// missing or differs from the one in the copy. The records in etcd would replace the copy, also the claims of mounted
+// volumes.
 func (s *State) checkLost(v registry.View, found registry.Record) error {
 	known, is := v.Get(registry.Formation{Cluster: s.id}.Key()).(registry.Formation)
 	f, exists := found.(registry.Formation)

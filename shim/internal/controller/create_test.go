@@ -21,7 +21,7 @@ func TestHashOfAnOpenCreationStays(t *testing.T) {
 }
 
 // While an executor creates the volume of a job, the alloc may end at another node, which records that the volume is to
-// be deleted. The result of the creation keeps that record, so nobody can claim the volume.
+// be deleted. The result of the creation keeps that record, so no alloc can claim the volume.
 func TestCreationKeepsADiscardOfAnotherNode(t *testing.T) {
 	for _, usable := range []bool{true, false} {
 		d := open(t, of(registry.CreateDelete))

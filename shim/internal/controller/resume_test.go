@@ -123,7 +123,7 @@ func TestRunReturnsIfTheStateCannotBeRead(t *testing.T) {
 		case err := <-done:
 			wantErr(t, "", err, damaged, "")
 		default:
-			t.Error("Run goes on")
+			t.Error("Run has not returned")
 		}
 	})
 }

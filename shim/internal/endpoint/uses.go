@@ -104,8 +104,8 @@ func (c call) ends(use registry.EndpointUse, node registry.NodeName) bool {
 
 // updateUses updates the records of uses after a call. If the call has begun a use on this node whose mount a process
 // serves, it records the task of that process. After a success it removes the uses that the call has ended. If the call
-// has certainly had no effect, it removes the new use. If the outcome is unknown, the use stays until the same call, or
-// one that ends the use, succeeds.
+// has certainly had no effect, it removes the new use. If the outcome is unknown, the use stays until the same call
+// succeeds, or a call that ends the use.
 func (e *Endpoint) updateUses(ctx context.Context, c call, isNew bool, o outcome) error {
 	undone := isNew && o.hadNoEffect()
 	if o.err != nil && !undone {
